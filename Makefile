@@ -1,0 +1,77 @@
+.DEFAULT_GOAL := help
+.PHONY: help setup cases full test soak report lint
+
+PYTHON ?= python3
+PYTEST_ARGS ?=
+
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.stamp
+PAGE := reports/divergence.html
+
+# A PYTHON that somebody chose is taken or refused; only the default looks further.
+ifeq ($(origin PYTHON),file)
+CANDIDATES := $(PYTHON) python3.11 python3.12 python3.13 python3.14
+else
+CANDIDATES := $(PYTHON)
+endif
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@echo
+	@echo "  PYTHON=python3.12      the interpreter that .venv is made with (3.11 or newer)"
+	@echo "  PYTEST_ARGS='-k lstm'  more arguments for pytest, in every target that runs it"
+
+setup: $(STAMP) ## create .venv with the pinned versions; the other targets do it themselves
+
+cases: $(STAMP) ## run the cases (CI-sized) and write reports/divergence.html
+	@$(call run_cases)
+
+full: $(STAMP) ## run the cases in every precision and on up to 8 replicas
+	@$(call run_cases,EQUIVTEST_FULL=1)
+
+test: $(STAMP) ## run the tests
+	$(BIN)/pytest tests -n auto --hypothesis-profile=ci $(PYTEST_ARGS)
+
+soak: $(STAMP) ## draw thousands of correct and faulty loops (long)
+	$(BIN)/pytest tests/soak -n auto --hypothesis-profile=full $(PYTEST_ARGS)
+
+report: $(STAMP) ## render the page again from the records of the last runs
+	$(BIN)/equivtest report reports
+
+lint: $(STAMP) ## ruff and mypy
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+# The page is most wanted when cases fail: say where it is, then pass pytest's status on.
+define run_cases
+status=0; $(1) $(BIN)/pytest cases/ -n auto $(PYTEST_ARGS) || status=$$?; \
+if [ -f $(PAGE) ]; then echo "report: $(PAGE)"; else echo "report: none was written"; fi; \
+exit $$status
+endef
+
+# An environment that is there and works is kept: only what pyproject.toml and constraints.txt
+# changed is installed again.
+$(STAMP): pyproject.toml constraints.txt
+	@if ! $(BIN)/python -c 'import pip' 2>/dev/null; then \
+	  python=; \
+	  for candidate in $(CANDIDATES); do \
+	    if $$candidate -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then \
+	      python=$$candidate; break; \
+	    fi; \
+	  done; \
+	  if [ -z "$$python" ]; then \
+	    echo "equivtest needs Python 3.11 or newer; tried: $(CANDIDATES)." \
+	      "Name one with 'make PYTHON=/path/to/python3.12 ...'." >&2; \
+	    exit 1; \
+	  fi; \
+	  echo "creating $(VENV) with $$($$python --version)"; \
+	  if ! $$python -m venv --clear $(VENV); then \
+	    echo "'$$python -m venv' failed: on Debian and Ubuntu, install python3-venv." >&2; \
+	    exit 1; \
+	  fi; \
+	fi
+	@echo "installing the pinned versions into $(VENV) (a minute or more the first time)"
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@touch $@
