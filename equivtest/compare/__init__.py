@@ -1,0 +1,1 @@
+"""Distances, noise floor, tolerance, continuity, optimizer replay, verdict: traces in, records out."""

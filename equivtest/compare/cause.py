@@ -1,0 +1,88 @@
+"""What a verdict can name, each with prose: what happened, how to see it here, what to change."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+
+class Cause(StrEnum):
+    """A named way in which a case is beside its plan. The value is what users write in ``expect``."""
+
+    prose: str
+
+    def __new__(cls, value: str, prose: str) -> Cause:
+        member = str.__new__(cls, value)
+        member._value_ = value
+        member.prose = prose
+        return member
+
+    GRADIENT = (
+        "differs.gradient",
+        "The accumulated, reduced gradient is not the one that the plan's microbatches give. The "
+        "tensors beyond tolerance and the weight found on each microbatch show where; look at what "
+        "the loss is divided by, at what is cleared and when, and at which backward reduces.",
+    )
+    RANKS = (
+        "differs.ranks",
+        "The replicas do not hold the same gradients, parameters or buffers where they must. Check "
+        "that the last backward of a group reduces, on every rank, through the wrapped model.",
+    )
+    PARAMETERS = (
+        "differs.parameters",
+        "The parameters after the update are not what the experiment's optimizer makes of this "
+        "gradient and state. Check the optimizer's class and flags, and for code that writes to "
+        "parameters beside it.",
+    )
+    STATE = (
+        "differs.state",
+        "State moved between updates without being declared: parameters, optimizer state or loss "
+        "scale at the start of an update are not those at the end of the one before. Look for an "
+        "optimizer that is built again, and for code that edits its state.",
+    )
+    HYPERPARAMETERS = (
+        "differs.hyperparameters",
+        "The optimizer's param_groups are not the experiment's at this point of its schedule. "
+        "Compare learning rate, weight decay and the scheduler's unit.",
+    )
+    COUNTERS = (
+        "differs.counters",
+        "The loop ran another number of microbatches or updates than the plan has, or a state "
+        "counter did not advance by one per applied update.",
+    )
+    CLIP = (
+        "differs.clip",
+        "The clipped gradient is not what the experiment's bound makes of the gradient before it. "
+        "Check the bound, the norm's parameters, and that the clip follows unscale.",
+    )
+    CLIP_MISSING = (
+        "clip.missing",
+        "The experiment clips, and the gradient's norm is above the bound at the update: the loop "
+        "does not clip. Call clip_grad_norm_ after the last backward (and after unscale_).",
+    )
+    BUFFERS = (
+        "differs.buffers",
+        "Buffers are not what the plan's forwards and the broadcasts that were seen make of them.",
+    )
+    LOSS = (
+        "differs.loss",
+        "The loss of the microbatches is not that of the same examples in the reference.",
+    )
+    EXAMPLES = (
+        "differs.examples",
+        "The forward received other examples than the plan deals to this replica and microbatch.",
+    )
+    NOT_APPLIED = (
+        "prec.not_applied",
+        "The dtypes seen in the forward are not the precision's: the forward does not run under "
+        "autocast. Enter rank.autocast() around the forward and the loss.",
+    )
+    NONFINITE = (
+        "prec.nonfinite",
+        "The gradient is not finite and the update was applied all the same. Use a scaler that "
+        "skips such updates, or find the microbatch with no supervised element.",
+    )
+    SKIP = (
+        "differs.skip",
+        "The loop skipped an update whose gradient is finite, or applied one that must be skipped, "
+        "or moved state with an update that was skipped.",
+    )

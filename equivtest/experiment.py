@@ -1,0 +1,217 @@
+"""What is trained (Experiment, Loss) and what the loop under test is handed (Rank, Group).
+
+Importing this module does not import torch: pytest loads the plugin in every session.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+from equivtest.plan import LastGroup
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor, nn
+    from torch.distributed import ProcessGroup
+    from torch.distributed.device_mesh import DeviceMesh
+
+    Count = float | Tensor | Mapping[str, float | Tensor]
+
+SchedulerUnit = Literal["applied", "attempted", "microbatch"]
+
+
+@dataclass(frozen=True)
+class Loss:
+    """The loss of one microbatch before normalisation.
+
+    Attributes:
+        total: scalar tensor with a graph: the sum over the supervised elements.
+        count: number of supervised elements in it (0 for an empty microbatch).
+
+    Raises:
+        TypeError: ``total`` is not a tensor.
+        ValueError: ``total`` is not a scalar.
+    """
+
+    total: Tensor
+    count: Tensor | float
+
+    observer: ClassVar[Callable[[Loss], None] | None] = None
+
+    def __post_init__(self) -> None:
+        shape = getattr(self.total, "shape", None)
+        if shape is None:
+            raise TypeError(
+                f"Loss.total is a {type(self.total).__name__}: pass the summed loss as a tensor, "
+                "still attached to its graph (no .item())"
+            )
+        if len(shape) != 0:
+            raise ValueError(
+                f"Loss.total has shape {tuple(shape)}: pass a scalar, summed over the supervised "
+                'elements (reduction="sum")'
+            )
+        if Loss.observer is not None:
+            Loss.observer(self)
+
+
+LossResult = Loss | Mapping[str, Loss]
+
+
+@dataclass(frozen=True, eq=False)
+class Experiment:
+    """Model, data, loss and optimizer: what both sides of the comparison train.
+
+    Args:
+        model: ``() -> nn.Module``, called under the experiment's seed in every arm and rank.
+        data: a sequence of examples; an example is a pytree of tensors.
+        loss: ``(model, batch) -> Loss``, or a mapping from term to ``Loss`` where terms have
+            counts of their own.
+        optimizer: ``model -> Optimizer``, or a mapping of optimizers.
+        collate: list of examples -> batch; torch's ``default_collate`` if left out.
+        count: ``batch -> supervised elements`` (or a mapping by term), needed before the first
+            forward; if left out, a dry forward of the loss in float64 tells.
+        scheduler: ``optimizer -> scheduler``; for a mapping of optimizers, of schedulers.
+        scheduler_unit: what one call of the scheduler follows: an ``applied`` update, an
+            ``attempted`` one, or a ``microbatch``.
+        clip_norm: bound of the total gradient norm, or no clip.
+        scaler: ``() -> torch.amp.GradScaler`` for ``fp16-mixed``; torch's own defaults if left out.
+        averages: ``model -> shadow of the weights`` with ``update_parameters(model)``, such as
+            ``torch.optim.swa_utils.AveragedModel``.
+        updates: attempted updates to run.
+        shuffle: draw each epoch's order from ``seed`` and the epoch.
+        last_group: what to do with examples that do not fill a group: ``process`` or ``drop``.
+        seed: seeds model construction, data order and the ranks' random numbers.
+        name: how the results call it; by default, what the test module calls it.
+    """
+
+    model: Callable[[], nn.Module]
+    data: Sequence[Any]
+    loss: Callable[[Any, Any], LossResult]
+    optimizer: Callable[[Any], Any]
+    collate: Callable[[list[Any]], Any] | None = None
+    count: Callable[[Any], Count] | None = None
+    scheduler: Callable[[Any], Any] | None = None
+    scheduler_unit: SchedulerUnit = "applied"
+    clip_norm: float | None = None
+    scaler: Callable[[], Any] | None = None
+    averages: Callable[[Any], Any] | None = None
+    updates: int = 2
+    shuffle: bool = False
+    last_group: LastGroup | None = None
+    seed: int = 0
+    name: str | None = None
+
+    def __post_init__(self) -> None:
+        for argument in ("model", "loss", "optimizer"):
+            _callable(argument, getattr(self, argument))
+        for argument in ("collate", "count", "scheduler", "scaler", "averages"):
+            if getattr(self, argument) is not None:
+                _callable(argument, getattr(self, argument))
+        _one_of("scheduler_unit", self.scheduler_unit, ("applied", "attempted", "microbatch"))
+        _one_of("last_group", self.last_group, ("process", "drop", None))
+        if self.clip_norm is not None and not self.clip_norm > 0:
+            raise ValueError(f"clip_norm={self.clip_norm!r}: pass a positive bound, or None")
+        if isinstance(self.updates, bool) or not isinstance(self.updates, int) or self.updates < 1:
+            raise ValueError(f"updates={self.updates!r}: pass a whole number of at least 1")
+
+
+class Group(Sequence[Any]):
+    """This replica's microbatches for one update, collated when asked for.
+
+    Attributes:
+        count: supervised elements of the whole group, over all replicas (a mapping by term where
+            the loss has terms).
+        local_count: the same of this replica alone.
+        examples: ids of the examples of each of this replica's microbatches.
+        update: number of the update, from 0.
+    """
+
+    def __init__(
+        self,
+        fetch: Callable[[int], Any],
+        *,
+        count: Any,
+        local_count: Any,
+        examples: tuple[tuple[int, ...], ...],
+        update: int,
+    ) -> None:
+        self._fetch = fetch
+        self.count = count
+        self.local_count = local_count
+        self.examples = examples
+        self.update = update
+
+    def __len__(self) -> int:
+        return len(self.examples)
+
+    def __getitem__(self, k: Any) -> Any:
+        if isinstance(k, slice):
+            return [self._fetch(i) for i in range(*k.indices(len(self)))]
+        if not -len(self) <= k < len(self):
+            raise IndexError(f"microbatch {k} of {len(self)}")
+        return self._fetch(k % len(self))
+
+    def __iter__(self) -> Iterator[Any]:
+        return (self._fetch(k) for k in range(len(self)))
+
+
+@dataclass(eq=False)
+class Rank:
+    """What a loop works with in one process. Run once in every process of the plan.
+
+    Attributes:
+        model: the model in its wrapper (``DistributedDataParallel`` unless the case wraps it).
+        module: the bare model.
+        optimizer: what ``Experiment.optimizer`` made (may be a mapping), like ``scheduler``,
+            ``scaler`` and ``average``.
+        groups: the groups of the attempted updates, in order.
+        D: data-parallel replicas; ``dp_rank`` is this one's number, ``dp_group`` their process group.
+        device: where the model is.
+        loss: the experiment's loss function.
+        dataset: the experiment's data, for a framework that brings its own loader.
+        scheduler_unit, clip_norm: the experiment's.
+    """
+
+    model: nn.Module
+    module: nn.Module
+    optimizer: Any
+    scheduler: Any
+    scaler: Any
+    average: Any
+    groups: Sequence[Group]
+    D: int
+    dp_rank: int
+    dp_group: ProcessGroup
+    device: torch.device
+    loss: Callable[[Any, Any], LossResult]
+    dataset: Sequence[Any]
+    scheduler_unit: SchedulerUnit
+    clip_norm: float | None
+    _autocast: Callable[[], AbstractContextManager[Any]] = field(repr=False)
+
+    def autocast(self) -> AbstractContextManager[Any]:
+        """The precision's autocast context; nothing where the precision has none."""
+        return self._autocast()
+
+    @property
+    def mesh(self) -> DeviceMesh:
+        """One-dimensional device mesh over the replicas, its axis called ``dp``."""
+        from torch.distributed.device_mesh import DeviceMesh
+
+        return DeviceMesh.from_group(self.dp_group, self.device.type, mesh_dim_names=("dp",))
+
+
+def _callable(argument: str, given: object) -> None:
+    if not callable(given):
+        raise TypeError(
+            f"{argument}={given!r} is a {type(given).__name__}: pass a function "
+            f"(for a ready object x, lambda *_: x)"
+        )
+
+
+def _one_of(argument: str, given: object, allowed: Sequence[object]) -> None:
+    if given not in allowed:
+        raise ValueError(f"{argument}={given!r}: pass one of {', '.join(map(repr, allowed))}")
