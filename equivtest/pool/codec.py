@@ -1,0 +1,215 @@
+"""Objects to bytes and back, with large tensors in one anonymous file beside the bytes.
+
+Storages are sent, not tensors: whatever shares memory in one message travels once and still shares
+memory where it arrives. Torch is only touched where a message holds tensors.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import io
+import mmap
+import os
+import pickle
+import sys
+import threading
+import types
+import typing
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import cloudpickle
+from cloudpickle import cloudpickle as _cp
+
+from equivtest.pool.byvalue import can_be_imported, travels_by_value
+from equivtest.pool.channel import AnonymousFile
+
+_INLINE_BYTES = 1 << 15  # below this, a copy through the socket is cheaper than a mapping
+_ALIGN = 64  # what torch's own allocator gives: kernels may choose their path by alignment
+
+
+@dataclass(frozen=True)
+class Blob:
+    """An encoded object: the pickle and, if it holds large tensors, the file with their bytes."""
+
+    payload: bytes | bytearray
+    file: AnonymousFile | None = None
+
+    @property
+    def fds(self) -> tuple[int, ...]:
+        return () if self.file is None else (self.file.fd,)
+
+    @classmethod
+    def received(cls, payload: bytes | bytearray, fds: tuple[int, ...]) -> Blob:
+        return cls(payload, AnonymousFile(fds[0]) if fds else None)
+
+
+class Cited:
+    """An object that is kept in the receiving process, and cited by its digest in messages."""
+
+    digest: str
+
+
+def encode(value: object, cited: list[Any] | None = None) -> Blob:
+    """Pickle `value`; objects of a `Cited` class are replaced by their digest and listed in `cited`."""
+    buffer = io.BytesIO()
+    pickler = _Pickler(buffer, cited if cited is not None else [])
+    pickler.dump(value)
+    return Blob(buffer.getvalue(), pickler.write_file())
+
+
+def decode(blob: Blob, resolve: Callable[[str], Any] | None = None) -> Any:
+    """The object of a blob, afresh at each call; `resolve` gives the objects cited by digest."""
+    memory = None
+    if blob.file is not None:
+        memory = mmap.mmap(blob.file.fd, 0, access=mmap.ACCESS_COPY)
+    before = getattr(_decoding, "now", None)
+    _decoding.now = (memory, resolve)
+    try:
+        return pickle.loads(blob.payload)
+    finally:
+        _decoding.now = before
+
+
+_decoding = threading.local()
+
+
+class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
+    def __init__(self, buffer: io.BytesIO, cited: list[Any]) -> None:
+        super().__init__(buffer, protocol=5)
+        self._torch = sys.modules.get("torch")
+        self._cited = cited
+        self._storages: dict[int, Any] = {}
+        self._placed: list[tuple[int, Any]] = []
+        self._end = 0
+
+    def reducer_override(self, obj: Any) -> Any:
+        kind = type(obj)
+        torch = self._torch
+        if torch is not None:
+            if kind is torch.Tensor or kind is torch.nn.Parameter:
+                return self._reduce_tensor(torch, obj)
+            if kind is torch.UntypedStorage and obj.device.type == "cpu":
+                return self._reduce_storage(obj)
+            if kind is torch.storage.TypedStorage and obj.device.type == "cpu":
+                return _typed_storage, (self._one(obj._untyped_storage), obj.dtype)
+        if isinstance(obj, Cited):
+            self._cited.append(obj)
+            return _cited, (obj.digest,)
+        return self._reduce_code(kind, obj)
+
+    def _reduce_code(self, kind: type, obj: Any) -> Any:
+        if kind is types.FunctionType:
+            if travels_by_value(obj.__module__ or "__main__"):
+                return self._dynamic_function_reduce(obj)
+        elif isinstance(obj, type):
+            if travels_by_value(obj.__module__):
+                return _cp._dynamic_class_reduce(obj)
+        elif kind is types.ModuleType:
+            if not can_be_imported(obj):
+                state = {k: v for k, v in vars(obj).items() if not k.startswith("__")}
+                return _cp.dynamic_subimport, (obj.__name__, state)
+            return NotImplemented
+        elif kind is typing.TypeVar:
+            if travels_by_value(obj.__module__):
+                return _cp._make_typevar, _cp._decompose_typevar(obj)
+            return NotImplemented
+        elif kind is functools._lru_cache_wrapper:
+            if travels_by_value(obj.__module__):
+                return _cached_function, (obj.__wrapped__, obj.cache_parameters())
+            return NotImplemented
+        return super().reducer_override(obj)
+
+    def _reduce_tensor(self, torch: Any, tensor: Any) -> Any:
+        plain = (
+            tensor.layout is torch.strided
+            and tensor.device.type == "cpu"
+            and not (tensor.is_conj() or tensor.is_neg() or tensor.is_quantized)
+            and not tensor.__dict__
+            and not tensor._backward_hooks
+        )
+        if not plain:
+            return NotImplemented  # torch's own way, whose storages come back here
+        return _tensor, (
+            self._one(tensor.untyped_storage()),
+            tensor.dtype,
+            tensor.storage_offset(),
+            tuple(tensor.shape),
+            tensor.stride(),
+            tensor.requires_grad,
+            type(tensor) is torch.nn.Parameter,
+        )
+
+    def _one(self, storage: Any) -> Any:
+        """The same Python object for the same memory, so that the pickle's memo sends it once."""
+        return self._storages.setdefault(storage._cdata, storage)
+
+    def _reduce_storage(self, storage: Any) -> Any:
+        size = storage.nbytes()
+        if size <= _INLINE_BYTES:
+            return _inline_storage, (ctypes.string_at(storage.data_ptr(), size) if size else b"",)
+        start = -(-self._end // _ALIGN) * _ALIGN
+        self._placed.append((start, storage))
+        self._end = start + size
+        return _mapped_storage, (start, size)
+
+    def write_file(self) -> AnonymousFile | None:
+        if not self._placed:
+            return None
+        file = AnonymousFile.create("equivtest-tensors")
+        os.ftruncate(file.fd, self._end)
+        for start, storage in self._placed:
+            raw = (ctypes.c_char * storage.nbytes()).from_address(storage.data_ptr())
+            view, done = memoryview(raw).cast("B"), 0
+            while done < len(view):
+                done += os.pwrite(file.fd, view[done:], start + done)
+        return file
+
+
+def _cited(digest: str) -> Any:
+    return _decoding.now[1](digest)
+
+
+def _cached_function(function: Any, parameters: dict[str, Any]) -> Any:
+    return functools.lru_cache(**parameters)(function)
+
+
+def _inline_storage(data: bytes) -> Any:
+    import torch
+
+    storage = torch.UntypedStorage(len(data))
+    if data:
+        ctypes.memmove(storage.data_ptr(), data, len(data))
+    return storage
+
+
+def _mapped_storage(start: int, size: int) -> Any:
+    import torch
+
+    memory = _decoding.now[0]
+    return torch.frombuffer(memory, dtype=torch.uint8, count=size, offset=start).untyped_storage()
+
+
+def _typed_storage(storage: Any, dtype: Any) -> Any:
+    import torch
+
+    return torch.storage.TypedStorage(wrap_storage=storage, dtype=dtype, _internal=True)
+
+
+def _tensor(
+    storage: Any,
+    dtype: Any,
+    offset: int,
+    shape: tuple[int, ...],
+    stride: tuple[int, ...],
+    requires_grad: bool,
+    is_parameter: bool,
+) -> Any:
+    import torch
+
+    tensor = torch.empty(0, dtype=dtype, device="cpu").set_(storage, offset, shape, stride)
+    if is_parameter:
+        return torch.nn.Parameter(tensor, requires_grad)
+    return tensor.requires_grad_() if requires_grad else tensor

@@ -1,0 +1,45 @@
+"""The vocabulary between controller, nursery and workers.
+
+Controller to nursery: `fork` (Birth, with the worker's descriptors) and `signal` (token, number).
+Nursery to controller: `ready`, `forked` (token, pid), `exited` (token, wait status).
+Controller to worker: `world` (WorldOrder), `keep` (digest), `drop` (digest), `job` (JobOrder).
+Worker to controller: `ready` for a world, `returned` (world intact) or `raised` (Raised) for a job.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Birth:
+    """A worker to be forked; `rank` is `None` for the process outside of any group."""
+
+    token: int
+    rank: int | None
+    threads: int
+
+
+@dataclass(frozen=True)
+class WorldOrder:
+    size: int
+    path: str
+
+
+@dataclass(frozen=True)
+class JobOrder:
+    """One job. `size` is 0 outside of any group; path and directory follow the controller's."""
+
+    serial: int
+    size: int
+    sys_path: tuple[str, ...]
+    directory: str | None
+
+
+@dataclass(frozen=True)
+class Raised:
+    """An exception as plain text: its class need not exist where this is read."""
+
+    type: str
+    message: str
+    traceback: str

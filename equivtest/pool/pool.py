@@ -1,0 +1,308 @@
+"""The pool: jobs in, results or one clear failure out."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import itertools
+import os
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+from equivtest.pool.channel import Closed, Frame, pack, send_packed
+from equivtest.pool.codec import Blob, decode, encode
+from equivtest.pool.failure import Ending, PoolError, RankFailed, diagnose
+from equivtest.pool.member import Member
+from equivtest.pool.messages import JobOrder, WorldOrder
+from equivtest.pool.processes import Processes
+from equivtest.pool.shared import Shared
+
+_WORLD_LIMIT_S = 60.0
+# After the first failure the others get this long, plus the time that the job has already taken, to
+# fail or finish as well: whether every rank raised the same is a different finding.
+_GRACE_S = 0.5
+
+
+class Pool:
+    """Persistent ranks on this machine, and one process outside of any process group.
+
+    Nothing starts before the first job (or `start`). Everything ends with `close`, and with this
+    process, however it ends.
+    """
+
+    def __init__(self, *, timeout_s: float = 120.0, threads: int = 1) -> None:
+        self._timeout_s = timeout_s
+        self._threads = threads
+        self._lock = threading.RLock()
+        self._pid = os.getpid()
+        self._processes: Processes | None = None
+        self._ranks: dict[int, Member] = {}
+        self._solo: Member | None = None
+        self._worlds: set[int] = set()  # sizes whose process group exists in all its ranks
+        self._serial = itertools.count()
+        _pools.add(self)
+
+    def start(self) -> None:
+        """Begin to import torch in the process that forks the ranks, without waiting for it."""
+        with self._lock:
+            self._check_pid()
+            if self._processes is not None:
+                self._processes.refresh()
+                if self._processes.lost:
+                    self.close()
+            if self._processes is None:
+                self._processes = Processes(self._threads)
+
+    def run(
+        self, job: Callable[..., Any], *args: Any, D: int, timeout_s: float | None = None
+    ) -> list[Any]:
+        """Call `job(seat, *args)` once in each of `D` ranks, whose default process group they are.
+
+        Returns the results in rank order. Raises `RankFailed` (`Timeout` when `timeout_s` has
+        passed), and `PoolError` for what cannot be sent.
+        """
+        if D < 1:
+            raise ValueError(f"D={D}, but a job needs at least one rank")
+        cited: list[Shared] = []
+        blob = _encode_job(job, args, cited)
+        with self._lock, self._ended_by_interrupts():
+            members = self._prepare_ranks(D)
+            return self._converse(members, D, blob, cited, timeout_s)
+
+    def solo(self, job: Callable[..., Any], *args: Any, timeout_s: float | None = None) -> Any:
+        """Call `job(seat, *args)` in the one process that belongs to no process group."""
+        cited: list[Shared] = []
+        blob = _encode_job(job, args, cited)
+        with self._lock, self._ended_by_interrupts():
+            processes = self._started()
+            if self._solo is not None and processes.dead_or_dying(self._solo):
+                self._drop([self._solo])
+            if self._solo is None:
+                (self._solo,) = processes.fork([None])
+            return self._converse([self._solo], 0, blob, cited, timeout_s)[0]
+
+    def close(self) -> None:
+        """End every process of the pool and remove its directory. A later job starts anew."""
+        with self._lock:
+            processes, self._processes = self._processes, None
+            members = [*self._ranks.values(), *([self._solo] if self._solo else [])]
+            self._ranks, self._solo, self._worlds = {}, None, set()
+            if processes is None or self._pid != os.getpid():
+                return
+            processes.close()
+            for member in members:
+                member.close()
+
+    def _check_pid(self) -> None:
+        if self._pid != os.getpid():
+            raise PoolError("this pool belongs to the process that forked this one; make another")
+
+    def _started(self) -> Processes:
+        self.start()
+        assert self._processes is not None
+        return self._processes
+
+    @contextlib.contextmanager
+    def _ended_by_interrupts(self) -> Iterator[None]:
+        """A job that is left in any other way than by its end would answer the next one."""
+        try:
+            yield
+        except PoolError:
+            if self._processes is not None and self._processes.lost:
+                self.close()
+            raise
+        except BaseException:
+            self.close()
+            raise
+
+    def _prepare_ranks(self, size: int) -> list[Member]:
+        processes = self._started()
+        self._drop([m for m in self._ranks.values() if processes.dead_or_dying(m)])
+        absent = [rank for rank in range(size) if rank not in self._ranks]
+        for rank, member in zip(absent, processes.fork(absent) if absent else [], strict=True):
+            self._ranks[rank] = member
+        members = [self._ranks[rank] for rank in range(size)]
+        if size not in self._worlds:
+            path = os.path.join(processes.directory, f"group-{next(self._serial)}")
+            frame = Frame("world", WorldOrder(size, path))
+            self._exchange(members, pack(frame), (), _WORLD_LIMIT_S, solo=False)
+            self._worlds.add(size)
+        return members
+
+    def _drop(self, members: Sequence[Member]) -> None:
+        """End these workers, and forget every process group that one of them was in."""
+        if not members:
+            return
+        if self._processes is not None:
+            self._processes.end(members)
+        for member in members:
+            if member is self._solo:
+                self._solo = None
+            elif member.birth.rank is not None:
+                self._ranks.pop(member.birth.rank, None)
+        self._worlds = {size for size in self._worlds if all(r in self._ranks for r in range(size))}
+
+    def _converse(
+        self,
+        members: list[Member],
+        size: int,
+        blob: Blob,
+        cited: list[Shared],
+        timeout_s: float | None,
+    ) -> list[Any]:
+        for member in members:
+            with contextlib.suppress(Closed):
+                member.supply(cited)
+        order = JobOrder(next(self._serial), size, tuple(sys.path), _directory())
+        data = pack(Frame("job", order, blob.payload, blob.fds))
+        limit_s = self._timeout_s if timeout_s is None else timeout_s
+        frames = self._exchange(members, data, blob.fds, limit_s, solo=size == 0)
+        for member in members:
+            _show_output(member)
+        if not all(frame.meta for frame in frames):
+            self._worlds.discard(size)  # the job has destroyed torch's default process group
+        return [decode(Blob.received(frame.payload, frame.fds)) for frame in frames]
+
+    def _exchange(
+        self,
+        members: list[Member],
+        data: bytes,
+        fds: tuple[int, ...],
+        limit_s: float,
+        *,
+        solo: bool,
+    ) -> list[Frame]:
+        """Send one message to all and wait for all answers; ends the workers if one fails."""
+        assert self._processes is not None
+        exchange = _Exchange(self._processes, members)
+        for member in members:
+            with contextlib.suppress(Closed):  # its death is reported by the nursery
+                send_packed(member.sock, data, fds)
+        in_time = exchange.wait(limit_s)
+        if exchange.failed or not in_time:
+            failure = exchange.failure(None if exchange.failed else limit_s, solo=solo)
+            self._drop(members)
+            raise failure
+        return [exchange.answers[member] for member in members]
+
+
+class _Exchange:
+    """The answers of some workers to one message."""
+
+    def __init__(self, processes: Processes, members: list[Member]) -> None:
+        self._processes = processes
+        self._members = members
+        self.answers: dict[Member, Frame] = {}
+        self._endings: dict[Member, Ending] = {}
+        self._start_s = time.monotonic()
+
+    @property
+    def failed(self) -> bool:
+        return any(ending.kind in ("raised", "died") for ending in self._endings.values())
+
+    def wait(self, limit_s: float) -> bool:
+        """True once all have ended, False when the time is over."""
+        deadline = time.monotonic() + limit_s
+        while len(self._endings) < len(self._members):
+            if time.monotonic() >= deadline:
+                return False
+            failed_before = self.failed
+            for member, frame in self._processes.poll(deadline):
+                self._hear(member, frame)
+            if self.failed and not failed_before:
+                elapsed_s = time.monotonic() - self._start_s
+                deadline = min(deadline, time.monotonic() + _GRACE_S + elapsed_s)
+        return True
+
+    def _hear(self, member: Member, frame: Frame | None) -> None:
+        if member not in self._members or member in self._endings:
+            return
+        ending = Ending(member.birth.rank or 0, "returned", len(self._endings))
+        if frame is None:
+            ending = replace(ending, kind="died", status=member.status)
+        elif frame.kind == "raised":
+            raised = frame.meta
+            ending = replace(
+                ending,
+                kind="raised",
+                exception_type=raised.type,
+                exception_message=raised.message,
+                text=raised.traceback,
+            )
+        else:
+            self.answers[member] = frame
+        self._endings[member] = ending
+
+    def failure(self, limit_s: float | None, *, solo: bool) -> RankFailed:
+        """What the endings and the stacks of those that still run amount to."""
+        waiting = [m for m in self._members if m not in self._endings]
+        self._processes.dump_stacks(waiting)
+        return diagnose([self._ending(m) for m in self._members], timeout_s=limit_s, solo=solo)
+
+    def _ending(self, member: Member) -> Ending:
+        ending = self._endings.get(member) or Ending(member.birth.rank or 0, "waiting")
+        text = member.stacks() if ending.kind in ("waiting", "died") else ending.text
+        return replace(ending, text=text, last_event=member.last_event(), output=member.output())
+
+
+def _encode_job(job: Callable[..., Any], args: tuple[Any, ...], cited: list[Shared]) -> Blob:
+    try:
+        return encode((job, args), cited)
+    except Exception as error:
+        raise PoolError(_name_what_cannot_be_sent(job, args, error)) from error
+
+
+def _name_what_cannot_be_sent(
+    job: Callable[..., Any], args: tuple[Any, ...], error: Exception
+) -> str:
+    name = getattr(job, "__qualname__", repr(job))
+    for what, value in (("the job itself", job), *((f"argument {i}", a) for i, a in enumerate(args))):
+        try:
+            encode(value)
+        except Exception as alone:
+            kind = type(value).__name__
+            return f"{what} of {name} (a {kind}) cannot be sent to a process: {alone}"
+    return f"the arguments of {name} cannot be sent to a process: {error}"
+
+
+def _directory() -> str | None:
+    try:
+        return os.getcwd()
+    except OSError:
+        return None
+
+
+def _show_output(member: Member) -> None:
+    for line in member.output().splitlines():
+        print(f"[{member.name}] {line}")
+
+
+_pools: weakref.WeakSet[Pool] = weakref.WeakSet()
+_current: Pool | None = None
+
+
+def current_pool(**options: Any) -> Pool:
+    """The pool of this process, made at first use with `options` and closed at its exit."""
+    global _current
+    if _current is None:
+        _current = Pool(**options)
+        atexit.register(_current.close)
+    return _current
+
+
+def _after_fork() -> None:
+    # A fork that held the controller's ends would keep the pool alive after the controller.
+    global _current
+    _current = None
+    for pool in list(_pools):
+        processes, pool._processes = pool._processes, None
+        if processes is not None:
+            processes.forget()
+
+
+os.register_at_fork(after_in_child=_after_fork)
