@@ -7,7 +7,6 @@ effects, and under some import modes their names cannot be imported at all.
 from __future__ import annotations
 
 import functools
-import importlib.util
 import os
 import site
 import sys

@@ -22,7 +22,7 @@ class Closed(Exception):
 
 @dataclass(frozen=True)
 class Frame:
-    """One message: a word, plain data, and optionally bytes and open files (owned by the receiver)."""
+    """One message: a word, plain data, bytes, and open files, which the receiver then owns."""
 
     kind: str
     meta: Any = None
@@ -87,7 +87,7 @@ def send_packed(sock: socket.socket, data: bytes, fds: Sequence[int]) -> None:
 
 
 def receive(sock: socket.socket) -> Frame:
-    """Wait for one frame. Raises `Closed` at the end of the stream, `TimeoutError` by the socket's."""
+    """Wait for one frame. Raises `Closed` at the end of the stream."""
     try:
         header, fds = _receive_header(sock)
         meta_size, payload_size, _ = _HEADER.unpack(header)

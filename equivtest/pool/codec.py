@@ -16,9 +16,10 @@ import sys
 import threading
 import types
 import typing
+from collections import ChainMap
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import cloudpickle
 from cloudpickle import cloudpickle as _cp
@@ -53,7 +54,7 @@ class Cited:
 
 
 def encode(value: object, cited: list[Any] | None = None) -> Blob:
-    """Pickle `value`; objects of a `Cited` class are replaced by their digest and listed in `cited`."""
+    """Pickle `value`; `Cited` objects are replaced by their digest and listed in `cited`."""
     buffer = io.BytesIO()
     pickler = _Pickler(buffer, cited if cited is not None else [])
     pickler.dump(value)
@@ -76,7 +77,17 @@ def decode(blob: Blob, resolve: Callable[[str], Any] | None = None) -> Any:
 _decoding = threading.local()
 
 
-class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
+def _reduce_code_object(code: types.CodeType) -> Any:
+    """cloudpickle's way, but with the file name: tracebacks from a rank must show the source."""
+    make, args = _cp._code_reduce(code)
+    return make, tuple(code.co_filename if arg == "<dynamic-code>" else arg for arg in args)
+
+
+class _Pickler(cloudpickle.Pickler):
+    dispatch_table: ClassVar[Any] = ChainMap(
+        {types.CodeType: _reduce_code_object}, cloudpickle.Pickler.dispatch_table
+    )
+
     def __init__(self, buffer: io.BytesIO, cited: list[Any]) -> None:
         super().__init__(buffer, protocol=5)
         self._torch = sys.modules.get("torch")

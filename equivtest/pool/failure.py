@@ -99,7 +99,7 @@ _SHOWN_LINES = 40
 def explain_status(status: int | None) -> str:
     """A wait status in words."""
     if status is None:
-        return "was killed together with the process that forks the ranks"
+        return "ended with the process that forks the ranks, which was killed"
     if status & 0x7F:
         number = status & 0x7F
         try:
@@ -114,10 +114,17 @@ def explain_status(status: int | None) -> str:
 
 def diagnose(endings: Sequence[Ending], *, timeout_s: float | None, solo: bool) -> RankFailed:
     """The error for a job with these endings; `timeout_s` is given if its time ran out."""
-    culprit, what = _culprit(endings, timeout_s)
     kinds = {(e.kind, e.exception_type, e.exception_message) for e in endings}
+    all_raised = len(kinds) == 1 and endings[0].kind == "raised"
+    culprit, what = (endings[0], endings[0].what) if all_raised else _culprit(endings, timeout_s)
+    if solo:
+        who = "the single process"
+    elif len(endings) > 1 and (culprit is None or all_raised):
+        who = f"all {len(endings)} ranks"
+    else:
+        who = f"rank {culprit.rank if culprit else 0} of {len(endings)}"
     return (RankFailed if timeout_s is None else Timeout)(
-        _message(endings, culprit, what, solo),
+        _message(endings[:1] if all_raised else endings, culprit, f"{who} {what}"),
         rank=None if culprit is None else culprit.rank,
         what=what,
         last_events=tuple(e.last_event for e in endings),
@@ -125,12 +132,14 @@ def diagnose(endings: Sequence[Ending], *, timeout_s: float | None, solo: bool) 
         output=tuple(e.output for e in endings),
         exception_type=culprit.exception_type if culprit else None,
         exception_message=culprit.exception_message if culprit else None,
-        all_raised=len(kinds) == 1 and endings[0].kind == "raised",
+        all_raised=all_raised,
     )
 
 
 def _culprit(endings: Sequence[Ending], timeout_s: float | None) -> tuple[Ending | None, str]:
     ended = sorted((e for e in endings if e.kind in ("died", "raised")), key=_blame)
+    if ended and ended[0].kind == "died" and ended[0].status is None:
+        return None, ended[0].what
     if ended:
         return ended[0], ended[0].what
     waiting = [e for e in endings if e.kind == "waiting"]
@@ -158,19 +167,14 @@ def _ranks(endings: Sequence[Ending]) -> str:
     return f"rank {numbers}" if len(endings) == 1 else f"ranks {numbers}"
 
 
-def _message(endings: Sequence[Ending], culprit: Ending | None, what: str, solo: bool) -> str:
-    if solo:
-        who = "the single process"
-    elif culprit is None:
-        who = f"all {len(endings)} ranks:" if len(endings) > 1 else "rank 0"
-    else:
-        who = f"rank {culprit.rank} of {len(endings)}"
-    lines = [f"{who} {what}"]
+def _message(endings: Sequence[Ending], culprit: Ending | None, headline: str) -> str:
+    lines = [headline]
     if culprit is not None:
         lines += _evidence(culprit)
     for ending in endings:
         if ending is not culprit:
-            lines += ["", f"rank {ending.rank} {ending.what}".partition("\n")[0], *_evidence(ending)]
+            what_of_this = ending.what.partition("\n")[0]
+            lines += ["", f"rank {ending.rank} {what_of_this}", *_evidence(ending)]
     return "\n".join(lines)
 
 

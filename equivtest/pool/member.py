@@ -98,5 +98,6 @@ def _without_own_threads(text: str) -> str:
 
 
 _OWN_FRAME = re.compile(
-    r"equivtest/pool/(worker|nursery)\.py|^Extension modules: |File \"<string>\", line 1 in <module>"
+    r"equivtest/pool/(worker|nursery)\.py|^Extension modules: "
+    r"|File \"<string>\", line 1 in <module>"
 )

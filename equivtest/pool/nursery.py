@@ -14,6 +14,7 @@ import selectors
 import shutil
 import signal
 import socket
+import traceback
 import types
 
 from equivtest.pool.channel import Closed, Frame, receive, send
@@ -99,6 +100,8 @@ class _Nursery:
 
                 worker.main(birth, fds, self._lifeline_fd, parent)
                 status = 0
+            except BaseException:
+                traceback.print_exc()  # to where the worker's output goes
             finally:
                 os._exit(status)
         with contextlib.suppress(OSError):

@@ -166,7 +166,7 @@ class Pool:
             _show_output(member)
         if not all(frame.meta for frame in frames):
             self._worlds.discard(size)  # the job has destroyed torch's default process group
-        return [decode(Blob.received(frame.payload, frame.fds)) for frame in frames]
+        return [_read_result(member, frame) for member, frame in zip(members, frames, strict=True)]
 
     def _exchange(
         self,
@@ -261,13 +261,22 @@ def _name_what_cannot_be_sent(
     job: Callable[..., Any], args: tuple[Any, ...], error: Exception
 ) -> str:
     name = getattr(job, "__qualname__", repr(job))
-    for what, value in (("the job itself", job), *((f"argument {i}", a) for i, a in enumerate(args))):
+    named = [("the job itself", job), *((f"argument {i}", arg) for i, arg in enumerate(args))]
+    for what, value in named:
         try:
             encode(value)
         except Exception as alone:
             kind = type(value).__name__
             return f"{what} of {name} (a {kind}) cannot be sent to a process: {alone}"
     return f"the arguments of {name} cannot be sent to a process: {error}"
+
+
+def _read_result(member: Member, frame: Frame) -> Any:
+    try:
+        return decode(Blob.received(frame.payload, frame.fds))
+    except Exception as error:
+        kind = type(error).__name__
+        raise PoolError(f"{member.name}'s result cannot be read: {kind}: {error}") from error
 
 
 def _directory() -> str | None:
@@ -279,7 +288,7 @@ def _directory() -> str | None:
 
 def _show_output(member: Member) -> None:
     for line in member.output().splitlines():
-        print(f"[{member.name}] {line}")
+        sys.stdout.write(f"[{member.name}] {line}\n")
 
 
 _pools: weakref.WeakSet[Pool] = weakref.WeakSet()
@@ -291,8 +300,13 @@ def current_pool(**options: Any) -> Pool:
     global _current
     if _current is None:
         _current = Pool(**options)
-        atexit.register(_current.close)
     return _current
+
+
+@atexit.register
+def _close_all() -> None:
+    for pool in list(_pools):
+        pool.close()
 
 
 def _after_fork() -> None:

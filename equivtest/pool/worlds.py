@@ -1,8 +1,8 @@
 """Process groups by size, of which one at a time is torch's default.
 
 Torch keeps everything about process groups in module tables. Each size D has its own set of those
-tables, made by its own `init_process_group` over ranks 0 … D−1, and a job finds just those: it cannot
-tell that the same processes serve groups of other sizes.
+tables, made by its own `init_process_group` over ranks 0 … D−1, and a job finds just those: it
+cannot tell that the same processes serve groups of other sizes.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
 
-import torch.distributed as dist
 import torch._C._distributed_c10d as _C
+import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
 _TABLES = (

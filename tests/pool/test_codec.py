@@ -1,0 +1,122 @@
+"""Values survive the way between processes, and share memory there as they did here."""
+
+import enum
+import functools
+import sys
+import types
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from equivtest.pool import Pool, PoolError, Seat
+from equivtest.pool.codec import decode, encode
+
+TENSORS = {
+    "float32": torch.arange(6.0).reshape(2, 3),
+    "bfloat16": torch.arange(6.0).bfloat16(),
+    "float16": torch.arange(6.0).half(),
+    "bool": torch.tensor([True, False]),
+    "zero-dim": torch.tensor(3.5, dtype=torch.float64),
+    "no element": torch.empty(0, 4),
+    "complex": torch.tensor([1 + 2j, 3 - 1j]),
+    "conjugate": torch.tensor([1 + 2j, 3 - 1j]).conj(),
+    "transposed": torch.arange(6).reshape(2, 3).T,
+    "strided": torch.arange(10)[::3],
+    "expanded": torch.tensor([2.0]).expand(4),
+    "sparse": torch.sparse_coo_tensor([[0, 2]], [1.0, 2.0], (3,), check_invariants=True),
+    "large": torch.arange(100_000.0),
+    "requires grad": torch.ones(2, requires_grad=True),
+    "parameter": nn.Parameter(torch.ones(2)),
+    "frozen parameter": nn.Parameter(torch.ones(2), requires_grad=False),
+}
+
+
+@pytest.mark.parametrize("kind", TENSORS)
+def test_a_tensor_of_any_kind_survives(pool: Pool, kind: str) -> None:
+    tensor = TENSORS[kind]
+    for back in (decode(encode(tensor)), pool.solo(lambda seat, t: t, tensor)):
+        assert type(back) is type(tensor)
+        assert (back.dtype, back.shape) == (tensor.dtype, tensor.shape)
+        assert (back.layout, back.requires_grad) == (tensor.layout, tensor.requires_grad)
+        if tensor.layout is torch.strided:
+            assert back.stride() == tensor.stride()
+        assert torch.equal(back.to_dense(), tensor.to_dense())
+
+
+@pytest.mark.parametrize("size", [10, 100_000], ids=["inline", "mapped"])
+def test_shared_memory_is_sent_once_and_still_shared(size: int) -> None:
+    base = torch.zeros(size)
+    blob = encode({"base": base, "view": base[2:4], "again": base, "detached": base.detach()})
+    one = encode(base)
+    sent = len(blob.payload) + (blob.file is not None) * base.nbytes
+    assert sent < len(one.payload) + (one.file is not None) * base.nbytes + 1_000
+    back = decode(blob)
+    assert back["base"] is back["again"]
+    back["base"][3] = 5.0
+    assert back["view"].tolist() == [0.0, 5.0]
+    assert back["detached"][3] == 5.0
+
+
+def test_each_decoding_has_memory_of_its_own() -> None:
+    blob = encode(torch.zeros(100_000))
+    decode(blob).fill_(1.0)
+    assert decode(blob).sum() == 0.0
+
+
+def test_tied_parameters_stay_tied(pool: Pool) -> None:
+    model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
+    model[1].weight = model[0].weight
+    back = pool.solo(lambda seat, m: m, model)
+    assert back[1].weight is back[0].weight
+
+
+class Colour(enum.Enum):
+    RED = 1
+
+
+@dataclass(frozen=True)
+class Point:
+    x: float
+    colour: Colour = Colour.RED
+
+
+@functools.cache
+def doubled(x: float) -> float:
+    return 2 * x
+
+
+def test_what_a_test_module_defines_goes_there_and_back(pool: Pool) -> None:
+    def job(seat: Seat, point: Point) -> Point:
+        assert isinstance(point, Point)
+        assert point.colour is Colour.RED
+        return Point(doubled(point.x), point.colour)
+
+    (back,) = pool.run(job, Point(1.5), D=1)
+    assert back == Point(3.0, Colour.RED)
+    assert type(back) is Point
+    assert back.colour is Colour.RED
+
+
+def test_a_module_that_nobody_else_can_import_travels_along(pool: Pool) -> None:
+    module = types.ModuleType("made_by_hand")
+    module.__file__ = __file__
+    module.answer = 42  # type: ignore[attr-defined]
+    sys.modules["made_by_hand"] = module
+    try:
+        assert pool.solo(lambda seat: module.answer) == 42
+    finally:
+        del sys.modules["made_by_hand"]
+
+
+def test_what_cannot_be_sent_is_named(pool: Pool) -> None:
+    def job(seat: Seat, *args: Any) -> None:
+        pass
+
+    generator = (i for i in range(3))
+    with pytest.raises(PoolError, match=r"argument 1 of .*job \(a generator\) cannot be sent"):
+        pool.run(job, 1, generator, D=2)
+    with pytest.raises(PoolError, match="result .* cannot be sent back"):
+        pool.solo(lambda seat: (i for i in range(3)))

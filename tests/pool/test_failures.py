@@ -1,0 +1,177 @@
+"""A rank that fails ends its job only, and is named."""
+
+import os
+import signal
+import threading
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from equivtest.pool import Pool, RankFailed, Seat, Timeout
+
+
+def healthy(pool: Pool, size: int = 2) -> bool:
+    def job(seat: Seat) -> float:
+        x = torch.ones(1)
+        dist.all_reduce(x)
+        return x.item()
+
+    return pool.run(job, D=size) == [float(size)] * size
+
+
+def failure(pool: Pool, job: object, *, size: int = 2, timeout_s: float = 30.0) -> RankFailed:
+    assert callable(job)
+    with pytest.raises(RankFailed) as caught:
+        pool.run(job, D=size, timeout_s=timeout_s)
+    assert healthy(pool, size)
+    return caught.value
+
+
+def test_an_exception_names_its_rank_and_the_others_stacks(pool: Pool) -> None:
+    def job(seat: Seat) -> None:
+        seat.note(f"before the barrier of {seat.rank}")
+        if seat.rank == 1:
+            try:
+                {}["key"]  # noqa: B018
+            except KeyError as error:
+                raise ValueError("not that one") from error
+        dist.barrier()
+
+    error = failure(pool, job)
+    assert (error.rank, error.what) == (1, "raised ValueError: not that one")
+    assert (error.exception_type, error.exception_message) == ("ValueError", "not that one")
+    assert not error.all_raised
+    assert error.last_events == ("before the barrier of 0", "before the barrier of 1")
+    assert "KeyError: 'key'" in error.stacks[1]
+    assert "direct cause" in error.stacks[1]
+    assert "raise ValueError" in error.stacks[1]
+    assert "in barrier" in error.stacks[0]
+    assert "equivtest/pool" not in error.stacks[0] + error.stacks[1]
+    lines = str(error).splitlines()
+    assert lines[0] == "rank 1 of 2 raised ValueError: not that one"
+    assert lines[1] == "  last event: before the barrier of 1"
+
+
+def test_ranks_that_all_raise_the_same_say_so(pool: Pool) -> None:
+    class OddError(Exception):
+        pass
+
+    def job(seat: Seat) -> None:
+        raise OddError("everywhere")
+
+    error = failure(pool, job)
+    assert error.all_raised
+    assert error.exception_type is not None
+    assert error.exception_type.endswith("OddError")
+    assert str(error).startswith("all 2 ranks raised ")
+
+
+@pytest.mark.parametrize("waits", [True, False], ids=["others wait", "others finish"])
+def test_an_exit_is_reported_with_its_code(pool: Pool, waits: bool) -> None:
+    def job(seat: Seat) -> None:
+        print("last words", flush=True)
+        if seat.rank == 1:
+            os._exit(3)
+        if waits:
+            dist.barrier()
+
+    error = failure(pool, job)
+    assert (error.rank, error.what) == (1, "exited with code 3")
+    assert error.output[1] == "last words\n"
+
+
+def test_a_killed_rank_is_named_although_its_peers_raise(pool: Pool) -> None:
+    def job(seat: Seat) -> None:
+        seat.note("here")
+        if seat.rank == 2:
+            os.kill(os.getpid(), signal.SIGKILL)
+        for _ in range(3):
+            dist.all_reduce(torch.ones(1000))
+
+    error = failure(pool, job, size=4)
+    assert (error.rank, error.what) == (2, "was killed by SIGKILL")
+    assert error.last_events == ("here",) * 4
+
+
+def test_a_rank_that_waits_for_ever_is_named(pool: Pool) -> None:
+    def job(seat: Seat) -> None:
+        if seat.rank == 0:
+            threading.Event().wait()
+        dist.barrier()
+
+    error = failure(pool, job, timeout_s=1.0)
+    assert isinstance(error, Timeout)
+    assert error.rank == 0
+    assert error.what == "did not finish within 1 s; rank 1 wait in a collective"
+    assert "in job" in error.stacks[0]
+    assert "in barrier" in error.stacks[1]
+
+
+def test_a_rank_that_skips_a_collective_is_named(pool: Pool) -> None:
+    def job(seat: Seat) -> None:
+        if seat.rank == 0:
+            dist.all_reduce(torch.ones(1))
+
+    error = failure(pool, job, timeout_s=1.0)
+    assert isinstance(error, Timeout)
+    assert error.rank == 1
+    assert error.what == "returned without the collective that rank 0 still wait in"
+
+
+def test_collectives_of_different_sizes_are_reported_from_outside(pool: Pool) -> None:
+    def job(seat: Seat) -> None:
+        dist.all_reduce(torch.ones(1 + 4 * seat.rank))
+        dist.barrier()
+
+    error = failure(pool, job, timeout_s=10.0)
+    assert error.rank in (0, 1)
+    assert "SIGABRT" in error.what
+    assert "terminate" in error.output[error.rank]
+
+
+def test_a_rank_killed_between_two_jobs_is_replaced(pool: Pool) -> None:
+    pids = pool.run(lambda seat: os.getpid(), D=2)
+    os.kill(pids[1], signal.SIGKILL)
+    assert healthy(pool)
+
+
+def test_the_single_process_survives_the_failure_of_ranks_and_they_its(pool: Pool) -> None:
+    def pid(seat: Seat) -> int:
+        return os.getpid()
+
+    def fail(seat: Seat) -> None:
+        raise RuntimeError("on purpose")
+
+    single, ranks = pool.solo(pid), pool.run(pid, D=2)
+    with pytest.raises(RankFailed, match="the single process raised RuntimeError"):
+        pool.solo(fail)
+    assert pool.run(pid, D=2) == ranks
+    single = pool.solo(pid)
+    with pytest.raises(RankFailed):
+        pool.run(fail, D=2)
+    assert pool.solo(pid) == single
+
+
+def test_a_failure_in_a_smaller_group_leaves_larger_ones_usable(pool: Pool) -> None:
+    assert healthy(pool, 4)
+    assert failure(pool, lambda seat: os._exit(1), size=2).rank in (0, 1)
+    assert healthy(pool, 4)
+
+
+def test_processes_that_a_rank_started_end_with_it(pool: Pool) -> None:
+    psutil = pytest.importorskip("psutil")
+
+    def job(seat: Seat) -> None:
+        child = os.fork()
+        if child == 0:
+            threading.Event().wait()
+        seat.note(str(child))
+        os._exit(1)
+
+    with pytest.raises(RankFailed) as caught:
+        pool.run(job, D=1)
+    child = int(caught.value.last_events[0])
+    if psutil.pid_exists(child):
+        psutil.wait_procs([psutil.Process(child)], timeout=10)
+    assert not psutil.pid_exists(child) or psutil.Process(child).status() == "zombie"
