@@ -104,7 +104,7 @@ class _Pickler(cloudpickle.Pickler):
                 return self._reduce_tensor(torch, obj)
             if kind is torch.UntypedStorage and obj.device.type == "cpu":
                 return self._reduce_storage(obj)
-            if kind is torch.storage.TypedStorage and obj.device.type == "cpu":
+            if kind is torch.storage.TypedStorage and obj._untyped_storage.device.type == "cpu":
                 return _typed_storage, (self._one(obj._untyped_storage), obj.dtype)
         if isinstance(obj, Cited):
             self._cited.append(obj)

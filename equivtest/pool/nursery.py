@@ -16,6 +16,7 @@ import signal
 import socket
 import traceback
 import types
+from collections.abc import Iterator
 
 from equivtest.pool.channel import Closed, Frame, receive, send
 from equivtest.pool.messages import Birth
@@ -27,7 +28,8 @@ def main(control_fd: int, lifeline_fd: int, directory: str) -> None:
     control = socket.socket(fileno=control_fd)
     nursery = _Nursery(control, lifeline_fd)
     try:
-        _preload()
+        with _inductor_cache_in(directory):
+            _preload()
         send(control, Frame("ready"))
         nursery.serve()
     except Closed:
@@ -35,6 +37,18 @@ def main(control_fd: int, lifeline_fd: int, directory: str) -> None:
     finally:
         nursery.end_all()
         shutil.rmtree(directory, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def _inductor_cache_in(directory: str) -> Iterator[None]:
+    """Importing torch._dynamo makes a cache directory, which would remain although unused."""
+    name = "TORCHINDUCTOR_CACHE_DIR"
+    if name in os.environ:
+        yield
+        return
+    os.environ[name] = os.path.join(directory, "inductor")
+    yield
+    os.environ.pop(name, None)
 
 
 def _preload() -> None:

@@ -131,8 +131,10 @@ def test_collectives_of_different_sizes_are_reported_from_outside(pool: Pool) ->
 
 
 def test_a_rank_killed_between_two_jobs_is_replaced(pool: Pool) -> None:
-    pids = pool.run(lambda seat: os.getpid(), D=2)
-    os.kill(pids[1], signal.SIGKILL)
+    psutil = pytest.importorskip("psutil")
+    rank = psutil.Process(pool.run(lambda seat: os.getpid(), D=2)[1])
+    rank.kill()
+    psutil.wait_procs([rank], timeout=10)
     assert healthy(pool)
 
 

@@ -104,7 +104,7 @@ def test_a_killed_nursery_ends_the_job_and_a_new_one_serves_the_next() -> None:
     before = {p.pid for p in nurseries()}
     pool = Pool(timeout_s=30)
     try:
-        pids = pool.run(lambda seat: os.getpid(), D=2)
+        ranks = [psutil.Process(pid) for pid in pool.run(lambda seat: os.getpid(), D=2)]
         (nursery,) = [p for p in nurseries() if p.pid not in before]
 
         def kill(seat: Seat, pid: int) -> None:
@@ -113,7 +113,7 @@ def test_a_killed_nursery_ends_the_job_and_a_new_one_serves_the_next() -> None:
 
         with pytest.raises(PoolError, match="the process that forks the ranks"):
             pool.run(kill, nursery.pid, D=2)
-        assert not any(psutil.pid_exists(pid) for pid in [*pids, nursery.pid])
+        assert_all_end([*ranks, nursery])
         assert pool.run(lambda seat: seat.rank, D=2) == [0, 1]
         (nursery,) = [p for p in nurseries() if p.pid not in before]
         nursery.kill()
