@@ -82,7 +82,9 @@ class Ending:
     @property
     def in_collective(self) -> bool:
         """Whether the rank was waiting for others: in a collective, or in DDP's backward."""
-        return bool(_COLLECTIVE.search(self.text))
+        _, _, current = self.text.rpartition("Current thread")
+        files = [file for file in _FRAME.findall(current) if not file.endswith("torch/_ops.py")]
+        return bool(files) and bool(_COLLECTIVE.search(files[0]))  # the innermost comes first
 
 
 _PEER_GONE = re.compile(
@@ -90,8 +92,10 @@ _PEER_GONE = re.compile(
     r"|read error|write error|connectFullMesh|application timeout caused pair closure",
     re.IGNORECASE,
 )
+_FRAME = re.compile(r'File "(.+?)", line')
+# DDP reduces at the end of backward, in C++: its innermost Python frame is then autograd's.
 _COLLECTIVE = re.compile(
-    r"torch/distributed/|torch/nn/parallel/distributed|_engine_run_backward|torch/autograd/graph"
+    r"torch/distributed/|torch/nn/parallel/distributed\.py$|torch/autograd/graph\.py$"
 )
 _SHOWN_LINES = 40
 
@@ -147,12 +151,12 @@ def _culprit(endings: Sequence[Ending], timeout_s: float | None) -> tuple[Ending
     what = f"did not finish within {timeout_s or 0:g} s"
     elsewhere = [e for e in waiting if not e.in_collective]
     if finished and not elsewhere:
-        return finished[0], f"returned without the collective that {_ranks(waiting)} still wait in"
+        return finished[0], f"returned without the collective in which {_wait(waiting)}"
     if finished:
-        what += f" ({_ranks(finished)} finished)"
+        what += f", after {_ranks(finished)} had returned"
     if elsewhere and len(elsewhere) < len(waiting):
         others = [e for e in waiting if e.in_collective]
-        return elsewhere[0], f"{what}; {_ranks(others)} wait in a collective"
+        return elsewhere[0], f"{what}; {_wait(others)} in a collective"
     return (waiting[0] if len(waiting) == 1 or len(elsewhere) == 1 else None), what
 
 
@@ -163,8 +167,11 @@ def _blame(ending: Ending) -> tuple[int, int]:
 
 
 def _ranks(endings: Sequence[Ending]) -> str:
-    numbers = ", ".join(str(e.rank) for e in endings)
-    return f"rank {numbers}" if len(endings) == 1 else f"ranks {numbers}"
+    return ("rank " if len(endings) == 1 else "ranks ") + ", ".join(str(e.rank) for e in endings)
+
+
+def _wait(endings: Sequence[Ending]) -> str:
+    return f"{_ranks(endings)} {'waits' if len(endings) == 1 else 'wait'}"
 
 
 def _message(endings: Sequence[Ending], culprit: Ending | None, headline: str) -> str:

@@ -118,5 +118,5 @@ def test_what_cannot_be_sent_is_named(pool: Pool) -> None:
     generator = (i for i in range(3))
     with pytest.raises(PoolError, match=r"argument 1 of .*job \(a generator\) cannot be sent"):
         pool.run(job, 1, generator, D=2)
-    with pytest.raises(PoolError, match="result .* cannot be sent back"):
+    with pytest.raises(PoolError, match=r"result .* cannot be sent back"):
         pool.solo(lambda seat: (i for i in range(3)))

@@ -29,7 +29,8 @@ def test_of_two_of_a_kind_the_first_is_named() -> None:
 
 
 def test_no_rank_is_named_where_none_is_more_to_blame() -> None:
-    stack = 'File "torch/distributed/distributed_c10d.py", line 1 in all_reduce'
+    frame = 'File "torch/distributed/distributed_c10d.py", line 1 in all_reduce'
+    stack = f"Current thread (most recent call first):\n  {frame}"
     error = name(Ending(0, "waiting", text=stack), Ending(1, "waiting", text=stack), timeout_s=5)
     assert isinstance(error, Timeout)
     assert error.rank is None

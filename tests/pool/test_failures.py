@@ -2,13 +2,16 @@
 
 import os
 import signal
+import sys
 import threading
 
 import pytest
 import torch
 import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
-from equivtest.pool import Pool, RankFailed, Seat, Timeout
+from equivtest.pool import Pool, PoolError, RankFailed, Seat, Timeout
 
 
 def healthy(pool: Pool, size: int = 2) -> bool:
@@ -33,7 +36,7 @@ def test_an_exception_names_its_rank_and_the_others_stacks(pool: Pool) -> None:
         seat.note(f"before the barrier of {seat.rank}")
         if seat.rank == 1:
             try:
-                {}["key"]  # noqa: B018
+                {}["key"]
             except KeyError as error:
                 raise ValueError("not that one") from error
         dist.barrier()
@@ -70,7 +73,7 @@ def test_ranks_that_all_raise_the_same_say_so(pool: Pool) -> None:
 @pytest.mark.parametrize("waits", [True, False], ids=["others wait", "others finish"])
 def test_an_exit_is_reported_with_its_code(pool: Pool, waits: bool) -> None:
     def job(seat: Seat) -> None:
-        print("last words", flush=True)
+        sys.stdout.write("last words\n")
         if seat.rank == 1:
             os._exit(3)
         if waits:
@@ -103,7 +106,7 @@ def test_a_rank_that_waits_for_ever_is_named(pool: Pool) -> None:
     error = failure(pool, job, timeout_s=1.0)
     assert isinstance(error, Timeout)
     assert error.rank == 0
-    assert error.what == "did not finish within 1 s; rank 1 wait in a collective"
+    assert error.what == "did not finish within 1 s; rank 1 waits in a collective"
     assert "in job" in error.stacks[0]
     assert "in barrier" in error.stacks[1]
 
@@ -116,7 +119,7 @@ def test_a_rank_that_skips_a_collective_is_named(pool: Pool) -> None:
     error = failure(pool, job, timeout_s=1.0)
     assert isinstance(error, Timeout)
     assert error.rank == 1
-    assert error.what == "returned without the collective that rank 0 still wait in"
+    assert error.what == "returned without the collective in which rank 0 waits"
 
 
 def test_collectives_of_different_sizes_are_reported_from_outside(pool: Pool) -> None:
@@ -177,3 +180,31 @@ def test_processes_that_a_rank_started_end_with_it(pool: Pool) -> None:
     if psutil.pid_exists(child):
         psutil.wait_procs([psutil.Process(child)], timeout=10)
     assert not psutil.pid_exists(child) or psutil.Process(child).status() == "zombie"
+
+
+def test_a_rank_that_hangs_in_its_forward_is_told_from_those_that_wait_in_backward(
+    pool: Pool,
+) -> None:
+    class Stuck(nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            if dist.get_rank() == 1:
+                threading.Event().wait()
+            return super().forward(x)
+
+    def job(seat: Seat) -> None:
+        model = DistributedDataParallel(Stuck(2, 1))
+        model(torch.ones(1, 2)).sum().backward()
+
+    error = failure(pool, job, size=3, timeout_s=1.0)
+    assert error.rank == 1
+    assert error.what == "did not finish within 1 s; ranks 0, 2 wait in a collective"
+
+
+def test_a_result_that_the_controller_cannot_read_costs_one_job(pool: Pool) -> None:
+    class Fragile:
+        def __reduce__(self) -> tuple[object, ...]:
+            return int, ("not a number",)
+
+    with pytest.raises(PoolError, match="rank 0's result cannot be read: ValueError"):
+        pool.run(lambda seat: Fragile(), D=1)
+    assert healthy(pool)

@@ -1,6 +1,7 @@
 """Inside a job of D ranks the default process group is exactly those D ranks."""
 
 import os
+import sys
 
 import pytest
 import torch
@@ -19,10 +20,10 @@ def describe_group(seat: Seat) -> tuple[int, int, int, float]:
     return dist.get_rank(), dist.get_world_size(), dist.get_world_size(seat.group), x.item()
 
 
-@pytest.mark.parametrize("size", [2, 4, 1, 3, 2, 4])
-def test_the_default_group_is_exactly_the_ranks_of_the_job(pool: Pool, size: int) -> None:
-    total = size * (size + 1) / 2
-    assert pool.run(describe_group, D=size) == [(r, size, size, total) for r in range(size)]
+def test_the_default_group_is_exactly_the_ranks_of_the_job(pool: Pool) -> None:
+    for size in (2, 4, 1, 3, 2, 4):
+        total = size * (size + 1) / 2
+        assert pool.run(describe_group, D=size) == [(r, size, size, total) for r in range(size)]
 
 
 def test_ranks_persist_when_the_pool_grows_and_shrinks(pool: Pool) -> None:
@@ -144,7 +145,7 @@ def test_what_ranks_print_is_shown_with_their_number(
     pool: Pool, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def speak(seat: Seat) -> None:
-        print(f"I am {seat.rank}")
+        sys.stdout.write(f"I am {seat.rank}\n")
         if seat.rank == 1:
             os.write(2, b"raw\n")
 
