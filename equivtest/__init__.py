@@ -6,6 +6,8 @@ torch and this package is also a pytest plugin that every session loads.
 
 from __future__ import annotations
 
+import sys
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from equivtest.experiment import Experiment, Group, Loss, Rank
@@ -30,13 +32,28 @@ __all__ = [
 __version__ = "0.1.0"
 
 
-def __getattr__(name: str) -> Any:
-    if name == "check":
+class _Package(ModuleType):
+    """This package, in which ``check`` is always the function.
+
+    Importing the submodule of the same name would otherwise put the module in its place.
+    """
+
+    @property
+    def check(self) -> Any:
         from equivtest.check import check
 
         return check
-    if name == "Verdict":
-        from equivtest.compare.verdict import Verdict
 
-        return Verdict
-    raise AttributeError(f"module 'equivtest' has no attribute {name!r}")
+    @check.setter
+    def check(self, submodule: ModuleType) -> None:
+        pass
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "Verdict":
+            from equivtest.compare.verdict import Verdict
+
+            return Verdict
+        raise AttributeError(f"module 'equivtest' has no attribute {name!r}")
+
+
+sys.modules[__name__].__class__ = _Package

@@ -1,0 +1,137 @@
+"""One model on one process, on which the reference arms run: load a state, run a batch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from equivtest.arms.build import build
+from equivtest.batches import by_term
+from equivtest.experiment import Experiment, Loss
+from equivtest.observe.memory import GraphMemory
+from equivtest.observe.trace import Tensors
+
+Factor = Callable[[int, str | None], float | None]
+"""What to multiply a loss total by before backward, from its order of making and its term."""
+
+
+@dataclass(frozen=True)
+class Pass:
+    """One forward and backward.
+
+    Attributes:
+        gradients: by position in ``Bench.names``; None where autograd left none.
+        totals, counts, terms: of each ``Loss`` made, in order of making; a loss that is not part of
+            the result has no term.
+        dtypes: floating dtypes that autograd saved, where they were watched.
+        drew: the forward drew random numbers.
+    """
+
+    gradients: list[Tensor | None]
+    totals: tuple[float, ...]
+    counts: tuple[float, ...]
+    terms: tuple[str | None, ...]
+    dtypes: frozenset[str]
+    drew: bool
+
+    def counted(self) -> dict[str, float]:
+        """Counts by term."""
+        return {t: c for t, c in zip(self.terms, self.counts, strict=True) if t is not None}
+
+    def weighed(self, counts: Mapping[str, float]) -> float:
+        """The loss over the group's ``counts``: the sum over terms of total over count."""
+        return sum(
+            total / counts[term]
+            for total, term in zip(self.totals, self.terms, strict=True)
+            if term is not None
+        )
+
+
+class Bench:
+    """A model in ``dtype``, whose state is loaded before each use."""
+
+    def __init__(
+        self,
+        experiment: Experiment,
+        dtype: torch.dtype,
+        context: Callable[[], AbstractContextManager[Any]] = nullcontext,
+        device: str = "cpu",
+        watch_dtypes: bool = False,
+    ) -> None:
+        self._experiment = experiment
+        self._context = context
+        self._watch_dtypes = watch_dtypes
+        self.dtype = dtype
+        self.module = build(experiment, dtype, device)
+        self._trained = [(n, p) for n, p in self.module.named_parameters() if p.requires_grad]
+        self.names = [name for name, _ in self._trained]
+
+    @torch.no_grad()
+    def load(self, parameters: Tensors, buffers: Tensors | None = None) -> None:
+        """Copy a state in, cast to this bench's dtype.
+
+        Raises:
+            ValueError: the names are not the model's.
+        """
+        own = dict(self.module.named_parameters())
+        if own.keys() != parameters.keys():
+            odd = sorted(own.keys() ^ parameters.keys())
+            raise ValueError(
+                f"the candidate's parameters are not those of model(): {', '.join(odd[:5])}; the "
+                "factory must build the same model on each call, and the loop must not replace it"
+            )
+        for name, parameter in own.items():
+            parameter.copy_(parameters[name])
+        if buffers is not None:
+            self.load_buffers(buffers)
+
+    @torch.no_grad()
+    def load_buffers(self, buffers: Tensors) -> None:
+        for name, buffer in self.module.named_buffers():
+            if name in buffers:
+                buffer.copy_(buffers[name])
+
+    def buffers(self) -> dict[str, Tensor]:
+        return {n: b.detach().clone() for n, b in self.module.named_buffers()}
+
+    def run(self, batch: Any, factor: Factor) -> Pass:
+        """Forward ``batch`` and backward each loss total with ``factor``."""
+        for _, parameter in self._trained:
+            parameter.grad = None
+        memory = GraphMemory()
+        rng = torch.get_rng_state()
+        with memory.watching() if self._watch_dtypes else nullcontext():
+            made, terms = self._losses(batch)
+        drew = not torch.equal(rng, torch.get_rng_state())
+        roots, gradients = [], []
+        for k, loss in enumerate(made):
+            weight = factor(k, terms[k])
+            if weight is not None and loss.total.requires_grad:
+                roots.append(loss.total)
+                gradients.append(torch.full_like(loss.total, weight))
+        if roots:
+            torch.autograd.backward(roots, gradients)
+        return Pass(
+            gradients=[p.grad for _, p in self._trained],
+            totals=tuple(float(loss.total.detach()) for loss in made),
+            counts=tuple(float(loss.count) for loss in made),
+            terms=terms,
+            dtypes=frozenset(map(str, memory.dtypes)),
+            drew=drew,
+        )
+
+    def _losses(self, batch: Any) -> tuple[list[Loss], tuple[str | None, ...]]:
+        made: list[Loss] = []
+        Loss.observer = made.append
+        try:
+            with self._context():
+                result = by_term(self._experiment.loss(self.module, batch))
+        finally:
+            Loss.observer = None
+        names = {id(loss): name for name, loss in result.items()}
+        return made, tuple(names.get(id(loss)) for loss in made)

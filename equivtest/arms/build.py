@@ -1,0 +1,68 @@
+"""Models and random numbers, built the same way in every process and arm."""
+
+from __future__ import annotations
+
+import random
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import numpy as np
+import torch
+from torch import nn
+
+from equivtest.experiment import Experiment
+
+
+def seed_everything(seed: int, replica: int = 0) -> None:
+    """Seed torch, numpy and random; each replica draws numbers of its own."""
+    mixed = (seed * 1_000_003 + replica) % 2**32
+    torch.manual_seed(mixed)
+    np.random.seed(mixed)
+    random.seed(mixed)
+
+
+@contextmanager
+def deterministic() -> Iterator[None]:
+    """Deterministic algorithms, and no time spent on filling uninitialised memory."""
+    before = torch.are_deterministic_algorithms_enabled()
+    fill = torch.utils.deterministic.fill_uninitialized_memory
+    torch.use_deterministic_algorithms(True)
+    torch.utils.deterministic.fill_uninitialized_memory = False
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(before)
+        torch.utils.deterministic.fill_uninitialized_memory = fill
+
+
+def build(experiment: Experiment, dtype: torch.dtype, device: str = "cpu") -> nn.Module:
+    """The experiment's model under its seed, with floating parameters and buffers in ``dtype``.
+
+    Raises:
+        TypeError: the factory gave something else than a module.
+        ValueError: the module has no trainable parameter.
+    """
+    seed_everything(experiment.seed)
+    module = experiment.model()
+    if not isinstance(module, nn.Module):
+        raise TypeError(
+            f"model() returned a {type(module).__name__}: return a torch.nn.Module"
+        )
+    module = module.to(device)
+    if dtype is not torch.float32:
+        module = module.to(dtype)
+    if not any(p.requires_grad for p in module.parameters()):
+        raise ValueError(
+            f"model() returned a {type(module).__name__} without trainable parameters: "
+            "nothing can be compared"
+        )
+    return module
+
+
+@contextmanager
+def quiet_schedulers() -> Iterator[None]:
+    """Schedulers are moved here without the optimizer calls that they expect to see."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*lr_scheduler.step.*")
+        yield

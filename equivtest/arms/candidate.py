@@ -1,0 +1,127 @@
+"""The candidate arm: the loop under test, in one rank of a real process group, observed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+from equivtest.arms.build import build, deterministic, seed_everything
+from equivtest.arms.case import Case
+from equivtest.batches import Batches, Counter, Counts, added, plain
+from equivtest.experiment import Experiment, Group, Rank
+from equivtest.loops import accumulate, several
+from equivtest.observe import Trace
+from equivtest.observe.observer import Observer
+from equivtest.plan import GroupLayout
+from equivtest.pool import Seat
+from equivtest.precision import optimizer_refusal
+
+
+def candidate(seat: Seat, experiment: Experiment, case: Case) -> Trace:
+    """Run the case's loop in this rank and return what it left behind."""
+    with deterministic():
+        seat.note("building the model")
+        module = build(experiment, case.precision.parameters, case.device)
+        model = (case.wrap or DistributedDataParallel)(module)
+        optimizer = experiment.optimizer(module)
+        for one in several(optimizer):
+            refusal = optimizer_refusal(one)
+            if refusal is not None:
+                return Trace(rank=seat.rank, refusal=refusal)
+        rank = _rank(seat, experiment, case, module, model, optimizer)
+        planned = [len(group.ids[seat.rank]) for group in case.groups]
+        observer = Observer(rank, planned, seat.note)
+        rank.groups = _groups(seat, experiment, case, observer.fetched)
+        seed_everything(experiment.seed, 1 + seat.rank)
+        with observer.watching():
+            (case.loop or accumulate)(rank)
+        observer.loop_ended(several(optimizer))
+        seat.note("the loop has ended")
+        return observer.trace()
+
+
+def _rank(
+    seat: Seat, experiment: Experiment, case: Case, module: Any, model: Any, optimizer: Any
+) -> Rank:
+    assert seat.group is not None, "the candidate runs in a process group"
+    return Rank(
+        model=model,
+        module=module,
+        optimizer=optimizer,
+        scheduler=_scheduler(experiment, optimizer),
+        scaler=scaler_of(experiment, case),
+        average=None if experiment.averages is None else experiment.averages(module),
+        groups=(),
+        D=dist.get_world_size(seat.group),
+        dp_rank=dist.get_rank(seat.group),
+        dp_group=seat.group,
+        device=torch.device(case.device),
+        loss=experiment.loss,
+        dataset=experiment.data,
+        scheduler_unit=experiment.scheduler_unit,
+        clip_norm=experiment.clip_norm,
+        _autocast=lambda: case.precision.context(case.device),
+    )
+
+
+def _scheduler(experiment: Experiment, optimizer: Any) -> Any:
+    return None if experiment.scheduler is None else experiment.scheduler(optimizer)
+
+
+def scaler_of(experiment: Experiment, case: Case) -> Any:
+    """The scaler of a precision that needs one."""
+    if not case.precision.scaled:
+        return None
+    return torch.amp.GradScaler(case.device) if experiment.scaler is None else experiment.scaler()
+
+
+def counter(experiment: Experiment, cache: dict[Any, Any], digest: str) -> Counter:
+    """A counter of supervised elements that remembers what this process has counted."""
+    known = cache.setdefault(("counts", digest), {})
+    return Counter(experiment, known, lambda: build(experiment, torch.float64))
+
+
+def group_counts(count: Counter, group: GroupLayout) -> tuple[tuple[Counts, ...], ...]:
+    """Counts by replica and microbatch."""
+    return tuple(tuple(count(ids) for ids in replica) for replica in group.ids)
+
+
+def _groups(
+    seat: Seat,
+    experiment: Experiment,
+    case: Case,
+    fetched: Callable[[Any, tuple[int, ...]], Any],
+) -> Sequence[Group]:
+    batches = Batches(experiment, case.precision.parameters, device=case.device)
+    count = counter(experiment, seat.cache, case.digest)
+    groups = []
+    for layout in case.groups:
+        counts = group_counts(count, layout)
+        whole = added([c for replica in counts for c in replica])
+        _some_supervised(whole, layout)
+        own = layout.ids[seat.rank]
+        groups.append(
+            Group(
+                lambda k, own=own: fetched(batches(own[k]), own[k]),  # type: ignore[misc]
+                count=plain(whole),
+                local_count=plain(added(counts[seat.rank])),
+                examples=own,
+                update=layout.update,
+            )
+        )
+    return groups
+
+
+def _some_supervised(counts: Mapping[str, float], layout: GroupLayout) -> None:
+    for term, value in counts.items():
+        if not value > 0:
+            name = f" of term {term!r}" if term else ""
+            raise ValueError(
+                f"count{name} is {value:g} over all {len(layout.flat)} examples of update "
+                f"{layout.update}: there is nothing to divide the loss by; pass examples with "
+                "supervised elements, or a count that sees them"
+            )

@@ -1,0 +1,172 @@
+"""Oracle, large batch and the runs that tell their noise: one process, whole groups."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from equivtest.arms.bench import Bench, Factor, Pass
+from equivtest.batches import Batches, CountError, Counts
+from equivtest.compare.distance import accumulate, difference, norms
+from equivtest.observe.trace import State
+
+Sum = list[Tensor | None]
+"""A gradient in float64, by position in ``Bench.names``."""
+
+PERMUTATIONS = 4
+FIXED_SPLIT = 4
+
+
+@dataclass
+class Whole:
+    """One group on one bench: the large-batch gradient and other ways to compute the same.
+
+    On a float64 bench this is the oracle; in the case's precision it is the large batch.
+
+    Attributes:
+        counts: supervised elements of the group by term: what the loss is divided by.
+        loss_scale: a factor on the loss that is taken out of the gradients again.
+    """
+
+    bench: Bench
+    batches: Batches
+    state: State
+    ids: tuple[int, ...]
+    counts: Counts
+    loss_scale: float = 1.0
+    _runs: dict[tuple[object, ...], Sum] = field(default_factory=dict)
+
+    @cached_property
+    def _large(self) -> Pass:
+        return self._run(self.ids)
+
+    @cached_property
+    def gradients(self) -> Sum:
+        """The gradient of the whole group in one batch."""
+        return self._unscaled(self._large)
+
+    @cached_property
+    def loss(self) -> float:
+        """The loss of the whole group, normalised."""
+        self._check_counts(self._large)
+        return self._large.weighed(self.counts)
+
+    @property
+    def drew(self) -> bool:
+        """The forward draws random numbers."""
+        return self._large.drew
+
+    def permuted(self, k: int) -> Sum:
+        """The same with the examples in another, fixed order."""
+        return self._once(("permuted", k), lambda: self._unscaled(self._run(self._order(k))))
+
+    def third(self) -> Sum:
+        """The same with the loss times 1/3, taken out again: moves every rounding."""
+        return self._once(
+            ("third",), lambda: self._unscaled(self._run(self.ids, 1.0 / 3.0), 1.0 / 3.0)
+        )
+
+    def split(self, size: int) -> Sum:
+        """The same as a sum over parts of ``size`` examples, one after the other."""
+        return self._once(("split", size), lambda: self._split(size)[0])
+
+    @cached_property
+    def scale(self) -> list[float]:
+        """``S_t``: by tensor, the sum of the norms of the parts' gradients.
+
+        Parts are single examples, or, where a model refuses those or its examples see each other,
+        fixed parts of four: the same for every plan of the group.
+        """
+        return self._parts[1]
+
+    @cached_property
+    def coupled(self) -> bool:
+        """Single examples do not add up to the whole (or cannot be run): examples see each other."""
+        return self._parts[2]
+
+    @cached_property
+    def _parts(self) -> tuple[Sum, list[float], bool]:
+        try:
+            total, scale = self._split(1)
+        except (RuntimeError, ValueError):
+            # torch refuses a single example (BatchNorm1d in training mode)
+            total, scale = self._split(FIXED_SPLIT)
+            return total, scale, True
+        self._runs["split", 1] = total
+        moved = [
+            d > 1e-6 * s > 0 and self._steady(t, s)
+            for t, (d, s) in enumerate(zip(difference(total, self.gradients), scale, strict=True))
+        ]
+        if any(moved):
+            return *self._split(FIXED_SPLIT), True
+        return total, scale, False
+
+    def _steady(self, tensor: int, scale: float) -> bool:
+        """Rounding alone does not move this tensor: it is not a null tensor."""
+        others = (self.third(), self.permuted(0))
+        return all(difference(o, self.gradients)[tensor] <= 1e-6 * scale for o in others)
+
+    def _split(self, size: int) -> tuple[Sum, list[float]]:
+        total: Sum = [None] * len(self.bench.names)
+        scale = [0.0] * len(total)
+        for start in range(0, len(self.ids), size):
+            part = self._unscaled(self._run(self.ids[start : start + size]))
+            accumulate(total, part)
+            scale = [s + n for s, n in zip(scale, norms(part), strict=True)]
+        return total, scale
+
+    def _order(self, k: int) -> tuple[int, ...]:
+        order = list(self.ids)
+        random.Random(k).shuffle(order)
+        return tuple(order)
+
+    def _run(self, ids: Sequence[int], factor: float = 1.0) -> Pass:
+        self.bench.load(self.state.parameters, self.state.buffers)
+        torch.manual_seed(0)  # a forward that draws numbers must still give the same bits twice
+        return self.bench.run(self.batches(ids), self._factor(factor))
+
+    def _factor(self, extra: float) -> Factor:
+        def factor(_: int, term: str | None) -> float | None:
+            return None if term is None else self.loss_scale * extra / self.counts[term]
+
+        return factor
+
+    def _unscaled(self, run: Pass, extra: float = 1.0) -> Sum:
+        inverse = 1.0 / (self.loss_scale * extra)
+        return [
+            None if g is None else _dense(g).to(_wide(g.dtype)) * inverse for g in run.gradients
+        ]
+
+    def _once(self, key: tuple[object, ...], run: object) -> Sum:
+        if key not in self._runs:
+            self._runs[key] = run()  # type: ignore[operator]
+        return self._runs[key]
+
+    def _check_counts(self, run: Pass) -> None:
+        counted = run.counted()
+        for term, value in self.counts.items():
+            if term not in counted:
+                raise CountError(
+                    f"count has the term {term!r}, and the loss has {sorted(counted)}: use the "
+                    "same terms in both"
+                )
+            if counted[term] != value:
+                name = f" of term {term!r}" if term else ""
+                raise CountError(
+                    f"count{name} adds up to {value:g} over the microbatches, and the loss counts "
+                    f"{counted[term]:g} on the same {len(self.ids)} examples in one batch: count "
+                    "must give the supervised elements that Loss.count gives, for any split"
+                )
+
+
+def _dense(gradient: Tensor) -> Tensor:
+    return gradient.to_dense() if gradient.layout is not torch.strided else gradient
+
+
+def _wide(dtype: torch.dtype) -> torch.dtype:
+    return torch.complex128 if dtype.is_complex else torch.float64

@@ -1,0 +1,208 @@
+"""The one-process arms of a case, with what plans of one experiment share kept between cases."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from equivtest.arms.bench import Bench
+from equivtest.arms.build import build
+from equivtest.arms.candidate import counter, group_counts
+from equivtest.arms.case import Case
+from equivtest.arms.oracle import Whole
+from equivtest.arms.replay import Replay, Start, replay
+from equivtest.batches import Batches, Counts, added
+from equivtest.experiment import Experiment
+from equivtest.observe.trace import State, Trace
+from equivtest.plan import GroupLayout
+
+KEPT_EXPERIMENTS = 4
+KEPT_ORACLES = 16
+
+
+class Reference:
+    """Oracle, large batch and replay of one case.
+
+    Benches and counts are kept per experiment, oracles per (ids of the group, parameters): plans
+    that start from the same parameters share the oracle of their first update.
+
+    Args:
+        cache: what this process keeps between cases.
+    """
+
+    def __init__(self, cache: dict[Any, Any], experiment: Experiment, case: Case) -> None:
+        self._experiment, self._case = experiment, case
+        self._kept = _kept_for(cache, case.digest)
+        self._count = counter(experiment, self._kept, case.digest)
+        stored = case.precision.parameters
+        self._batches = Batches(experiment, stored, device=case.device)
+        self._batches64 = Batches(experiment, stored, torch.float64, device=case.device)
+
+    @property
+    def bench(self) -> Bench:
+        """The model in the case's precision."""
+        precision, device = self._case.precision, self._case.device
+        return self._bench(
+            precision.name,
+            precision.parameters,
+            lambda: precision.context(device),
+            watch_dtypes=precision.autocast is not None,
+        )
+
+    @property
+    def bench64(self) -> Bench:
+        """The model in float64."""
+        return self._bench("oracle", torch.float64, nullcontext)
+
+    def initial(self) -> State:
+        """What ``model()`` gives, in the case's dtype."""
+        dtype = self._case.precision.parameters
+        return self._once(("initial", dtype), lambda: self._built(dtype))
+
+    def check_repeatable(self) -> None:
+        """Raise ``ValueError`` if ``model()`` builds different parameters on each call."""
+        first = self.initial().parameters
+        second = self._built(self._case.precision.parameters).parameters
+        odd = [n for n in first if n not in second or not torch.equal(first[n], second[n])]
+        if odd or first.keys() != second.keys():
+            raise ValueError(
+                f"model() builds different parameters on each call under one seed ({odd[:1]} "
+                "differs): draw them from torch's, numpy's or random's global generators, which "
+                "are seeded before each call"
+            )
+
+    def counts(self, group: GroupLayout) -> tuple[tuple[Counts, ...], ...]:
+        """Supervised elements by replica and microbatch."""
+        return group_counts(self._count, group)
+
+    def total(self, group: GroupLayout) -> Counts:
+        """Supervised elements of the whole group."""
+        return added([c for replica in self.counts(group) for c in replica])
+
+    def replay(
+        self,
+        group: GroupLayout,
+        start: Start,
+        traces: Sequence[Trace],
+        update: int,
+        loss_scale: float,
+        keep: bool = False,
+    ) -> Replay:
+        """The plan's microbatches in the case's precision, with the candidate's root factors."""
+        seen = [trace.updates[update].microbatches for trace in traces]
+        return replay(
+            self.bench,
+            self._batches,
+            group,
+            self.total(group),
+            start,
+            seen,
+            loss_scale,
+            keep,
+        )
+
+    def replay64(self, group: GroupLayout, start: Start) -> Replay:
+        """The plan's microbatches in float64 with the expected factors."""
+        key = ("replay64", group.ids, self._fingerprint(start.parameters))
+        return self._recent(
+            key,
+            lambda: replay(self.bench64, self._batches64, group, self.total(group), start),
+        )
+
+    def oracle(self, group: GroupLayout, start: Start) -> Whole:
+        """The whole group in float64, from the candidate's parameters and inputs as stored."""
+        key = ("oracle", group.flat, self._fingerprint(start.parameters))
+        return self._recent(key, lambda: self._whole(self.bench64, self._batches64, group, start))
+
+    def large(self, group: GroupLayout, start: Start, loss_scale: float) -> Whole:
+        """The whole group in one batch in the case's precision."""
+        name = self._case.precision.name
+        key = ("large", name, group.flat, self._fingerprint(start.parameters), loss_scale)
+        return self._recent(
+            key, lambda: self._whole(self.bench, self._batches, group, start, loss_scale)
+        )
+
+    def try_whole(self, group: GroupLayout) -> None:
+        """Run the whole group in float64 from the initial state, for what it raises."""
+        _ = self.oracle(group, self._initial_start(group)).gradients
+
+    def try_microbatches(self, group: GroupLayout) -> None:
+        """Run the group's microbatches in the case's precision, for what they raise."""
+        start = self._initial_start(group)
+        replay(self.bench, self._batches, group, self.total(group), start)
+
+    def _initial_start(self, group: GroupLayout) -> Start:
+        initial = self.initial()
+        return Start(initial.parameters, tuple(initial.buffers for _ in group.ids))
+
+    def _whole(
+        self,
+        bench: Bench,
+        batches: Batches,
+        group: GroupLayout,
+        start: Start,
+        loss_scale: float = 1.0,
+    ) -> Whole:
+        state = State(
+            {n: p.clone() for n, p in start.parameters.items()},
+            {n: b.clone() for n, b in start.buffers[0].items()},
+        )
+        return Whole(bench, batches, state, group.flat, self.total(group), loss_scale)
+
+    def _bench(
+        self,
+        name: str,
+        dtype: torch.dtype,
+        context: Callable[[], Any],
+        watch_dtypes: bool = False,
+    ) -> Bench:
+        return self._once(
+            ("bench", name),
+            lambda: Bench(self._experiment, dtype, context, self._case.device, watch_dtypes),
+        )
+
+    def _built(self, dtype: torch.dtype) -> State:
+        module = build(self._experiment, dtype, self._case.device)
+        return State(
+            {n: p.detach().clone() for n, p in module.named_parameters()},
+            {n: b.detach().clone() for n, b in module.named_buffers()},
+        )
+
+    def _once(self, key: Any, make: Callable[[], Any]) -> Any:
+        if key not in self._kept:
+            self._kept[key] = make()
+        return self._kept[key]
+
+    def _recent(self, key: Any, make: Callable[[], Any]) -> Any:
+        """Keep the last few: a run over plans comes back to the first update's, not to others."""
+        recent: dict[Any, Any] = self._kept.setdefault("recent", {})
+        if key not in recent:
+            recent[key] = make()
+            while len(recent) > KEPT_ORACLES:
+                recent.pop(next(iter(recent)))
+        recent[key] = recent.pop(key)
+        return recent[key]
+
+    def _fingerprint(self, parameters: Mapping[str, Tensor]) -> bytes:
+        """A hash of the parameters' bits and of the dtype that inputs are stored in."""
+        digest = hashlib.blake2b(str(self._case.precision.parameters).encode(), digest_size=16)
+        for name in sorted(parameters):
+            value = parameters[name].detach().cpu().contiguous()
+            digest.update(name.encode())
+            digest.update(value.reshape(-1).view(torch.uint8).numpy().data)
+        return digest.digest()
+
+
+def _kept_for(cache: dict[Any, Any], digest: str) -> dict[Any, Any]:
+    """What is kept of one experiment, letting go of those used longest ago."""
+    experiments: dict[str, dict[Any, Any]] = cache.setdefault("experiments", {})
+    kept = experiments.pop(digest, {})
+    experiments[digest] = kept
+    while len(experiments) > KEPT_EXPERIMENTS:
+        experiments.pop(next(iter(experiments)))
+    return kept

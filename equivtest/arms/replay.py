@@ -1,0 +1,219 @@
+"""The replay arm: the plan's microbatches in the plan's order, one process, no wrapper.
+
+It shares the bits of every microbatch's gradient with the candidate: the same dtype, the same
+operations, the root factor that the loop used, the random numbers that its forward drew. What the
+factor should have been is put right afterwards, in float64.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from equivtest.arms.bench import Bench, Factor, Pass
+from equivtest.batches import Batches, Counts
+from equivtest.compare.distance import accumulate, norms
+from equivtest.observe.trace import MicrobatchTrace, Tensors
+from equivtest.plan import GroupLayout
+from equivtest.precision import unit_roundoff
+
+
+@dataclass(frozen=True)
+class Start:
+    """Where a replay starts: rank 0's parameters, and each replica's buffers.
+
+    ``buffers`` are those before the first broadcast of the group.
+    """
+
+    parameters: Tensors
+    buffers: tuple[Tensors, ...]
+
+
+@dataclass
+class Replay:
+    """What the replay found.
+
+    Attributes:
+        expected: the gradient that the plan asks for, in float64.
+        reduced: the gradient as the loop's own arithmetic gives it, in the case's dtype: added up
+            in order on each replica, averaged over them, unscaled.
+        scale: by tensor, the sum over microbatches of the norms of what was added.
+        parts: each microbatch's contribution to ``expected`` by replica and microbatch, where kept.
+        totals, counts, terms: of the losses made, by replica and microbatch.
+        shared: the forwards and root factors were the candidate's, bit for bit.
+        buffers: predicted, by replica, after the last forward.
+        loss, loss_sum: the normalised loss, and the sum of its microbatches' magnitudes.
+    """
+
+    expected: list[Tensor | None]
+    reduced: list[Tensor | None]
+    scale: list[float]
+    parts: dict[tuple[int, int], list[Tensor | None]] = field(default_factory=dict)
+    totals: dict[tuple[int, int], tuple[float, ...]] = field(default_factory=dict)
+    counts: dict[tuple[int, int], tuple[float, ...]] = field(default_factory=dict)
+    terms: dict[tuple[int, int], tuple[str | None, ...]] = field(default_factory=dict)
+    dtypes: frozenset[str] = frozenset()
+    shared: bool = True
+    buffers: tuple[Tensors, ...] = ()
+    loss: float = 0.0
+    loss_sum: float = 0.0
+
+
+def replay(
+    bench: Bench,
+    batches: Batches,
+    group: GroupLayout,
+    counts: Counts,
+    start: Start,
+    seen: Sequence[Sequence[MicrobatchTrace]] | None = None,
+    loss_scale: float = 1.0,
+    keep: bool = False,
+) -> Replay:
+    """Run the group's microbatches.
+
+    Args:
+        seen: the candidate's microbatches by replica, whose factors, random numbers and broadcasts
+            are taken; without them the factors are the expected ones.
+        loss_scale: what a scaler multiplied the loss by.
+        keep: keep each microbatch's contribution.
+    """
+    return _Replaying(bench, batches, group, counts, start, seen, loss_scale, keep).run()
+
+
+class _Replaying:
+    def __init__(
+        self,
+        bench: Bench,
+        batches: Batches,
+        group: GroupLayout,
+        counts: Counts,
+        start: Start,
+        seen: Sequence[Sequence[MicrobatchTrace]] | None,
+        loss_scale: float,
+        keep: bool,
+    ) -> None:
+        self.bench, self.batches, self.group = bench, batches, group
+        self.counts, self.loss_scale, self.keep = counts, loss_scale, keep
+        self.D = len(group.ids)
+        self.seen = seen if seen is not None and _matches(seen, group) else None
+        self.buffers = [dict(b) for b in start.buffers]
+        self.sums: list[list[Tensor | None]] = [[None] * len(bench.names) for _ in range(self.D)]
+        self.out = Replay(
+            expected=[None] * len(bench.names),
+            reduced=[],
+            scale=[0.0] * len(bench.names),
+            shared=self.seen is not None,
+        )
+        bench.load(start.parameters)
+
+    def run(self) -> Replay:
+        for k in range(len(self.group.ids[0])):
+            before_broadcast = self.buffers[0]
+            for r in range(self.D):
+                self._microbatch(r, k, before_broadcast)
+        self.out.reduced = self._reduced()
+        self.out.buffers = tuple(self.buffers)
+        return self.out
+
+    def _microbatch(self, r: int, k: int, rank0_buffers: Tensors) -> None:
+        seen = self.seen[r][k] if self.seen is not None else None
+        if self.buffers[r]:
+            broadcast = seen is not None and seen.broadcast
+            self.bench.load_buffers(rank0_buffers if broadcast else self.buffers[r])
+        if seen is not None and seen.rng is not None:
+            torch.set_rng_state(seen.rng)
+        factors = _Factors(seen, self.counts, self.D, self.loss_scale)
+        run = self.bench.run(self.batches(self.group.ids[r][k]), factors)
+        if factors.uneven:
+            # Terms that the loop weighed unevenly cannot be put right by one number afterwards.
+            factors = _Factors(None, self.counts, self.D, self.loss_scale)
+            run = self.bench.run(self.batches(self.group.ids[r][k]), factors)
+        self._add(r, k, run, factors)
+        if self.buffers[r]:
+            self.buffers[r] = self.bench.buffers()
+        self.out.shared &= seen is not None and factors.observed and run.totals == seen.totals
+
+    def _add(self, r: int, k: int, run: Pass, factors: _Factors) -> None:
+        out = self.out
+        _add_in_dtype(self.sums[r], run.gradients)
+        accumulate(out.expected, run.gradients, factors.correction)
+        magnitude = abs(factors.correction)
+        out.scale = [
+            s + magnitude * n for s, n in zip(out.scale, norms(run.gradients), strict=True)
+        ]
+        if self.keep:
+            part: list[Tensor | None] = [None] * len(out.expected)
+            accumulate(part, run.gradients, factors.correction)
+            out.parts[r, k] = part
+        out.totals[r, k], out.counts[r, k] = run.totals, run.counts
+        out.terms[r, k] = run.terms
+        out.dtypes |= run.dtypes
+        loss = run.weighed(self.counts)
+        out.loss += loss
+        out.loss_sum += abs(loss)
+
+    def _reduced(self) -> list[Tensor | None]:
+        """The average over replicas as DDP takes it: divided first, then added in rank order."""
+        reduced: list[Tensor | None] = [None] * len(self.bench.names)
+        for replica in self.sums:
+            _add_in_dtype(reduced, [None if g is None else g * (1.0 / self.D) for g in replica])
+        if self.loss_scale == 1.0:
+            return reduced
+        return [None if g is None else g * (1.0 / self.loss_scale) for g in reduced]
+
+
+class _Factors:
+    """Root factors of one microbatch, and the number that makes its gradient the expected one.
+
+    The wrapper averages over D replicas, so a total's expected factor is ``D / count``, times the
+    loss scale; a microbatch's share of the reduced gradient is then ``gradient / D / scale``.
+    """
+
+    def __init__(
+        self, seen: MicrobatchTrace | None, counts: Counts, D: int, loss_scale: float
+    ) -> None:
+        self._seen, self._counts, self._D, self._scale = seen, counts, D, loss_scale
+        self.observed = seen is not None
+        self._corrections: list[float] = []
+
+    def __call__(self, k: int, term: str | None) -> float | None:
+        if term is None:
+            return None
+        wanted = self._D / self._counts[term] * self._scale
+        factor = wanted
+        if self._seen is not None:
+            given = self._seen.factors[k] if k < len(self._seen.factors) else None
+            if given is None or given == 0.0 or not math.isfinite(given):
+                self.observed = False
+            else:
+                factor = given
+        self._corrections.append(1.0 / self._counts[term] / factor)
+        return factor
+
+    @property
+    def correction(self) -> float:
+        """Times the microbatch's gradient: its share of the gradient that the plan asks for."""
+        return self._corrections[0] if self._corrections else 0.0
+
+    @property
+    def uneven(self) -> bool:
+        """Two terms need different corrections, by more than the rounding of a bfloat16 factor."""
+        first = self.correction
+        slack = 4 * unit_roundoff(torch.bfloat16)
+        return any(abs(c - first) > slack * abs(first) for c in self._corrections)
+
+
+def _matches(seen: Sequence[Sequence[MicrobatchTrace]], group: GroupLayout) -> bool:
+    return [len(replica) for replica in seen] == [len(replica) for replica in group.ids]
+
+
+def _add_in_dtype(total: list[Tensor | None], part: Sequence[Tensor | None]) -> None:
+    """Add as autograd accumulates: in the gradient's own dtype."""
+    for t, addend in enumerate(part):
+        if addend is not None:
+            held = total[t]
+            total[t] = addend if held is None else held + addend

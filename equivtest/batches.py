@@ -1,0 +1,149 @@
+"""From examples to batches: collate, cast to the precision's dtype, empty batches, counts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
+from torch.utils.data import default_collate
+
+from equivtest.experiment import Experiment, Loss, LossResult
+
+Counts = dict[str, float]
+"""Supervised elements by term; the only term of a plain ``Loss`` is called ``""``."""
+
+
+class CountError(ValueError):
+    """Counts that do not add up, or that disagree with the loss."""
+
+
+class Batches:
+    """The batches of one experiment: floating tensors rounded to ``stored``, then held in ``dtype``.
+
+    The oracle holds float64 copies of what the candidate stored (``stored`` bfloat16, say): it must
+    start from the candidate's inputs, not from better ones.
+    """
+
+    def __init__(
+        self,
+        experiment: Experiment,
+        stored: torch.dtype,
+        dtype: torch.dtype | None = None,
+        device: str | torch.device = "cpu",
+    ) -> None:
+        self._data = experiment.data
+        self._collate: Callable[[list[Any]], Any] = experiment.collate or default_collate
+        self._stored = stored
+        self._dtype = dtype or stored
+        self._device = device
+
+    def __call__(self, ids: Sequence[int]) -> Any:
+        """The batch of the examples ``ids``; with no ids, a batch with no example in it."""
+        batch = self._collated(ids) if ids else self._empty()
+        return tree_map(self._cast, batch)
+
+    def _collated(self, ids: Sequence[int]) -> Any:
+        return self._collate([self._data[i] for i in ids])
+
+    def _cast(self, leaf: Any) -> Any:
+        if not isinstance(leaf, Tensor):
+            return leaf
+        if leaf.is_complex():
+            return leaf.to(self._stored.to_complex()).to(self._device, self._dtype.to_complex())
+        if leaf.is_floating_point():
+            return leaf.to(self._stored).to(self._device, self._dtype)
+        return leaf.to(self._device)
+
+    def _empty(self) -> Any:
+        """A batch of no examples: the batch axis is the one that grows when an example is added."""
+        one, spec = tree_flatten(self._collated([0]))
+        two, spec_two = tree_flatten(self._collated([0, 0]))
+        if spec != spec_two:
+            raise TypeError(
+                "collate gives another structure for two examples than for one, so a batch without "
+                "examples cannot be made for the last group: return tensors with a batch axis"
+            )
+        return tree_unflatten([_without_examples(a, b) for a, b in zip(one, two, strict=True)], spec)
+
+
+def _without_examples(one: Any, two: Any) -> Any:
+    if not isinstance(one, Tensor) or one.shape == two.shape:
+        return one
+    axis = next(a for a, (x, y) in enumerate(zip(one.shape, two.shape, strict=True)) if x != y)
+    return one.narrow(axis, 0, 0)
+
+
+def as_counts(counted: Any) -> Counts:
+    """What ``Experiment.count`` returned, as plain numbers by term."""
+    if isinstance(counted, Mapping):
+        return {str(term): float(value) for term, value in counted.items()}
+    return {"": float(counted)}
+
+
+def by_term(loss: LossResult) -> dict[str, Loss]:
+    """The loss by term.
+
+    Raises:
+        TypeError: it is neither a ``Loss`` nor a mapping of them.
+    """
+    if isinstance(loss, Loss):
+        return {"": loss}
+    if isinstance(loss, Mapping) and all(isinstance(term, Loss) for term in loss.values()):
+        return {str(name): term for name, term in loss.items()}
+    raise TypeError(
+        f"loss returned a {type(loss).__name__}: return Loss(total=..., count=...), or a mapping "
+        "from term to Loss"
+    )
+
+
+def added(counts: Sequence[Counts]) -> Counts:
+    """Sums by term."""
+    total: Counts = {}
+    for one in counts:
+        for term, value in one.items():
+            total[term] = total.get(term, 0.0) + value
+    return total
+
+
+def plain(counts: Counts) -> Any:
+    """Counts as a loop sees them: one number, or a mapping by term; whole numbers as ``int``."""
+    numbers = {t: int(v) if float(v).is_integer() else v for t, v in counts.items()}
+    return numbers[""] if set(numbers) == {""} else numbers
+
+
+class Counter:
+    """Counts of microbatches, by ``Experiment.count`` or by a dry forward of the loss.
+
+    Results are kept in ``known`` by example ids: the counts of one experiment do not depend on the
+    precision or the plan.
+    """
+
+    def __init__(
+        self,
+        experiment: Experiment,
+        known: dict[tuple[int, ...], Counts],
+        dry_model: Callable[[], torch.nn.Module],
+    ) -> None:
+        self._experiment = experiment
+        self._known = known
+        self._dry_model = dry_model
+        self._model: torch.nn.Module | None = None
+        self._batches = Batches(experiment, torch.float64)
+
+    def __call__(self, ids: tuple[int, ...]) -> Counts:
+        if ids not in self._known:
+            self._known[ids] = self._counted(ids)
+        return self._known[ids]
+
+    def _counted(self, ids: tuple[int, ...]) -> Counts:
+        batch = self._batches(ids)
+        if self._experiment.count is not None:
+            return as_counts(self._experiment.count(batch))
+        # On a model of its own and forked random numbers: counting must not move state.
+        self._model = self._model or self._dry_model()
+        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+            terms = by_term(self._experiment.loss(self._model, batch))
+        return {name: float(term.count) for name, term in terms.items()}

@@ -1,0 +1,125 @@
+"""``check``: the whole pipeline of one case."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from equivtest.arms import Case, candidate
+from equivtest.arms.case import groups_of
+from equivtest.arms.support import refused
+from equivtest.compare.card import planned_card
+from equivtest.compare.judge import judge
+from equivtest.compare.verdict import Expectation, Failure, Status, Verdict, expectation
+from equivtest.experiment import Experiment, Rank
+from equivtest.plan import Plan
+from equivtest.pool import Pool, RankFailed, Shared, current_pool
+from equivtest.precision import precision as precision_called
+from equivtest.precision import refusal
+
+_shared: dict[int, Shared] = {}
+
+
+def check(
+    experiment: Experiment,
+    plan: Plan,
+    *,
+    precision: str = "fp32",
+    loop: Callable[[Rank], None] | None = None,
+    wrap: Callable[[Any], Any] | None = None,
+    expect: Expectation = "equivalent",
+    device: str = "cpu",
+    timeout_s: float | None = None,
+    pool: Pool | None = None,
+) -> Verdict:
+    """Run ``experiment`` under ``plan`` on real process groups and judge the split and the loop.
+
+    Args:
+        precision: ``fp64 fp32 tf32 bf16 fp16 bf16-mixed fp16-mixed``.
+        loop: the code under test, ``Rank -> None``; equivtest's recipe if left out.
+        wrap: ``module -> wrapped``; ``DistributedDataParallel`` if left out.
+        expect: a status, a cause or a set of causes; decides ``Verdict.passed``.
+        device: ``cpu``.
+        timeout_s: seconds that the ranks may take; the pool's own limit if left out.
+
+    Returns:
+        The verdict. A case that cannot finish has status ``error``; nothing is raised for it.
+
+    Raises:
+        ValueError, TypeError: an argument that cannot be; says what was given and what to pass.
+        PlanError: the plan does not fit the data.
+    """
+    began = time.perf_counter()
+    expected = expectation(expect)
+    shared = _shared_once(experiment)
+    case = Case(
+        plan=plan,
+        precision=precision_called(precision),
+        groups=groups_of(experiment, plan),
+        loop=loop,
+        wrap=wrap,
+        device=device,
+        digest=shared.digest,
+    )
+    verdict = _verdict(pool or current_pool(), experiment, shared, case, timeout_s)
+    return replace(verdict, expect=expected, duration_s=time.perf_counter() - began)
+
+
+def _verdict(
+    pool: Pool, experiment: Experiment, shared: Shared, case: Case, timeout_s: float | None
+) -> Verdict:
+    reason = refusal(case.precision, case.device) or _not_yet(case.plan)
+    if reason is not None:
+        return _not_run(experiment, case, reason)
+    try:
+        traces = pool.run(candidate, shared, case, D=case.plan.D, timeout_s=timeout_s)
+    except RankFailed as failure:
+        return _failed(pool, experiment, shared, case, failure)
+    if traces[0].refusal is not None:
+        return _not_run(experiment, case, traces[0].refusal)
+    try:
+        return pool.solo(judge, shared, case, traces, timeout_s=timeout_s)
+    except RankFailed as failure:
+        return _error(experiment, case, failure, "in the reference arms: ")
+
+
+def _failed(
+    pool: Pool, experiment: Experiment, shared: Shared, case: Case, failure: RankFailed
+) -> Verdict:
+    """``not-run`` if torch refuses the case without any loop as well, ``error`` otherwise."""
+    if failure.exception_type is not None:
+        try:
+            reason = pool.solo(refused, shared, case)
+        except RankFailed:
+            reason = None
+        if reason is not None:
+            return _not_run(experiment, case, reason)
+    return _error(experiment, case, failure)
+
+
+def _not_run(experiment: Experiment, case: Case, reason: str) -> Verdict:
+    return Verdict(Status.NOT_RUN, planned_card(experiment, case), failure=Failure(text=reason))
+
+
+def _error(experiment: Experiment, case: Case, failure: RankFailed, where: str = "") -> Verdict:
+    return Verdict(
+        Status.ERROR,
+        planned_card(experiment, case),
+        failure=Failure(text=f"{where}{failure}", rank=failure.rank, what=failure.what),
+    )
+
+
+def _not_yet(plan: Plan) -> str | None:
+    if plan.processes == plan.D:
+        return None
+    return f"{plan} spans {plan.processes // plan.D} processes a replica: only D is run here"
+
+
+def _shared_once(experiment: Experiment) -> Shared:
+    """The experiment's bytes, made once: its plans and precisions are many cases."""
+    held = _shared.get(id(experiment))
+    if held is None or held.obj is not experiment:
+        held = _shared[id(experiment)] = Shared(experiment)
+    return held

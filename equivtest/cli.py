@@ -1,0 +1,56 @@
+"""The ``equivtest`` command."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from equivtest import __version__
+from equivtest.report.run import find, load
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command; returns the exit status: 0, or 2 where there was nothing to do it with."""
+    parser = argparse.ArgumentParser(
+        prog="equivtest", description="Numerical equivalence tests for PyTorch training loops."
+    )
+    parser.add_argument("--version", action="version", version=f"equivtest {__version__}")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    report = commands.add_parser(
+        "report",
+        help="render results.csv and divergence.html from records",
+        description="Render results.csv and divergence.html again from the records of one or more "
+        "runs. Of a reports folder the latest run is taken; shards from several machines are merged.",
+    )
+    report.add_argument(
+        "folders", nargs="+", type=Path, metavar="DIR", help="a reports folder, or one run's folder"
+    )
+    report.add_argument(
+        "--out",
+        type=Path,
+        metavar="DIR",
+        help="where to write (default: the reports folder that was given, if it is one; else reports)",
+    )
+    arguments = parser.parse_args(argv)
+    return _report(arguments.folders, arguments.out)
+
+
+def _report(folders: Sequence[Path], out: Path | None) -> int:
+    from equivtest.report.closing import render
+
+    try:
+        runs = [run for folder in folders for run in find(folder)]
+        run = load(dict.fromkeys(path.resolve() for path in runs))
+        lines = render(run, out or _default_out(folders))
+    except OSError as error:
+        print(f"equivtest report: {error}", file=sys.stderr)
+        return 2
+    print("\n".join(lines))
+    return 0
+
+
+def _default_out(folders: Sequence[Path]) -> Path:
+    only = folders[0]
+    return only if len(folders) == 1 and (only / "runs").is_dir() else Path("reports")

@@ -1,0 +1,86 @@
+"""The final sheet of a case, and its events as rows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from equivtest.arms.case import Case
+from equivtest.arms.reference import Reference
+from equivtest.compare.verdict import Card, EventRow, TensorRow
+from equivtest.experiment import Experiment
+from equivtest.loops import accumulate
+from equivtest.observe.trace import Trace
+
+
+def planned_card(experiment: Experiment, case: Case) -> Card:
+    """What is known of a case before it has run."""
+    plan = case.plan
+    partial = [g for g in case.groups if g.partial]
+    return Card(
+        plan=str(plan),
+        m="+".join(map(str, plan.sizes)) if isinstance(plan.m, tuple) else str(plan.m),
+        A=plan.A,
+        D=plan.D,
+        processes=plan.processes,
+        examples=plan.examples,
+        dp_group=tuple(range(plan.D)),
+        precision=case.precision.name,
+        device=case.device,
+        backend="gloo" if case.device == "cpu" else "nccl",
+        optimizer="",
+        normalisation="sum over supervised elements / their number in the group",
+        last_group=experiment.last_group or "none left",
+        last_group_examples=tuple(i for g in partial for i in g.flat),
+        dropped_examples=tuple(i for g in case.groups for i in g.dropped),
+        scheduler_unit=experiment.scheduler_unit if experiment.scheduler else "",
+    )
+
+
+def card_of(
+    experiment: Experiment,
+    case: Case,
+    traces: Sequence[Trace],
+    rows: Sequence[TensorRow],
+    reference: Reference,
+) -> Card:
+    """The sheet of a case that has run; counts are those that were observed, over all ranks."""
+    card = planned_card(experiment, case)
+    first = traces[0].updates
+    peaks = [max((m.peak_bytes for m in u.microbatches), default=0) for u in first]
+    received = [m.ids for t in traces for u in t.updates for m in u.microbatches]
+    counted = [sum(m.counts) for t in traces for u in t.updates for m in u.microbatches]
+    known = [ids for ids in received if ids is not None]
+    values = dict(vars(card))
+    values.update(
+        optimizer=", ".join(sorted({o.kind.__name__ for u in first for o in u.optimizers})),
+        microbatches=sum(len(u.microbatches) for t in traces for u in t.updates),
+        updates_attempted=len(first),
+        updates_applied=sum(u.applied for u in first),
+        examples_seen=sum(map(len, known)) if known else None,
+        supervised=sum(counted) if any(counted) else None,
+        first_peak_bytes=peaks[0] if peaks else None,
+        later_peak_bytes=max(peaks[1:], default=None),
+        null_tensors=_names(row for row in rows if row.null),
+        blind_tensors=_names(row for row in rows if row.blind),
+        not_judged=_names(row for row in rows if row.state == "not judged"),
+        normalisation=_normalisation(experiment, case),
+    )
+    return Card(**values)
+
+
+def event_rows(traces: Sequence[Trace]) -> tuple[EventRow, ...]:
+    """The events of all ranks, rank after rank."""
+    return tuple(
+        EventRow(trace.rank, event.update, event.microbatch, event.kind, event.detail)
+        for trace in traces
+        for event in trace.events
+    )
+
+
+def _normalisation(experiment: Experiment, case: Case) -> str:
+    loop = "the recipe's" if case.loop in (None, accumulate) else "the loop's own"
+    return f"sum over supervised elements / their number in the group ({loop})"
+
+
+def _names(rows: object) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(row.tensor for row in rows))  # type: ignore[attr-defined]

@@ -1,0 +1,80 @@
+"""Norms and differences of gradients, accumulated in float64. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+MaybeTensors = Sequence[Tensor | None]
+
+
+def norm(tensor: Tensor | None) -> float:
+    """Euclidean norm in float64; 0 for None."""
+    if tensor is None or tensor.numel() == 0:
+        return 0.0
+    dense = tensor.to_dense() if tensor.layout is not torch.strided else tensor
+    return float(torch.linalg.vector_norm(dense, dtype=_wide(dense.dtype)))
+
+
+def norms(tensors: MaybeTensors) -> list[float]:
+    """Euclidean norms; 0 for None."""
+    return [norm(t) for t in tensors]
+
+
+def distance(a: Tensor | None, b: Tensor | None) -> float:
+    """Euclidean norm of ``a - b`` in float64, None taken as zero; inf if it is not finite.
+
+    In float64 throughout: the wider operand decides, so no copy is made for a float64 ``b``.
+    """
+    if a is None or b is None:
+        only = b if a is None else a
+        return _finite(norm(only))
+    if a.shape != b.shape:
+        return math.inf
+    wide = _wide(a.dtype)
+    return _finite(norm(_dense(a).to(wide) - _dense(b).to(wide)))
+
+
+def difference(a: MaybeTensors, b: MaybeTensors) -> list[float]:
+    """``distance`` by position."""
+    return [distance(x, y) for x, y in zip(a, b, strict=True)]
+
+
+def accumulate(total: list[Tensor | None], part: MaybeTensors, weight: float = 1.0) -> None:
+    """Add ``weight * part`` into ``total`` in place, in float64; None adds nothing."""
+    for t, addend in enumerate(part):
+        if addend is None:
+            continue
+        dense = _dense(addend)
+        held = total[t]
+        if held is None:
+            total[t] = dense.to(_wide(dense.dtype)) * weight
+        else:
+            held.add_(dense, alpha=weight)
+
+
+def all_finite(tensors: MaybeTensors) -> bool:
+    """Whether no element is NaN or infinite."""
+    return all(t is None or math.isfinite(norm(t)) for t in tensors)
+
+
+def ratio(distance: float, scale: float) -> float:
+    """Distance over scale: 0 for 0 over 0, and inf for something over nothing."""
+    if scale > 0:
+        return distance / scale
+    return 0.0 if distance == 0 else math.inf
+
+
+def _finite(value: float) -> float:
+    return value if math.isfinite(value) else math.inf
+
+
+def _dense(tensor: Tensor) -> Tensor:
+    return tensor.to_dense() if tensor.layout is not torch.strided else tensor
+
+
+def _wide(dtype: torch.dtype) -> torch.dtype:
+    return torch.complex128 if dtype.is_complex else torch.float64

@@ -1,0 +1,255 @@
+"""One update's gradient under the three comparisons: tensor by tensor, and what they decide."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import median
+
+import torch
+
+from equivtest.arms.oracle import PERMUTATIONS, Whole
+from equivtest.arms.replay import Replay
+from equivtest.compare.distance import MaybeTensors, difference, distance, norm, ratio
+from equivtest.compare.tolerance import (
+    NULL,
+    floors,
+    oracle_tolerance,
+    replay_tolerance,
+    split_tolerance,
+)
+from equivtest.compare.weights import Weights
+from equivtest.plan import Plan
+from equivtest.precision import Precision, unit_roundoff
+
+
+@dataclass(frozen=True)
+class AgainstReplay:
+    """Comparison A of one tensor: the worst rank's distance over the scale."""
+
+    distance: float
+    tolerance: float
+    rank: int
+    missing: bool = False
+
+    @property
+    def within(self) -> bool:
+        return self.distance <= self.tolerance
+
+
+def against_replay(
+    gradients: Sequence[MaybeTensors], replay: Replay, plan: Plan
+) -> list[AgainstReplay]:
+    """Comparison A: each rank's gradient with the replay's expected one, by tensor.
+
+    Args:
+        gradients: by rank, in the order of the bench's names.
+    """
+    return [_one_against_replay(gradients, replay, plan, t) for t in range(len(replay.expected))]
+
+
+def _one_against_replay(
+    gradients: Sequence[MaybeTensors], replay: Replay, plan: Plan, t: int
+) -> AgainstReplay:
+    expected = replay.expected[t]
+    worst, rank, missing = -1.0, 0, False
+    for r, gradient in enumerate(gradients):
+        candidate = gradient[t]
+        if (candidate is None) != (expected is None):
+            # None is not zero: it keeps weight decay and optimizer state from being applied.
+            return AgainstReplay(math.inf, 0.0, r, missing=True)
+        found = ratio(distance(candidate, expected), replay.scale[t])
+        if found > worst:
+            worst, rank = found, r
+    held = gradients[rank][t]
+    u = unit_roundoff(held.dtype) if held is not None else 2.0**-53
+    return AgainstReplay(worst, replay_tolerance(plan, u), rank, missing)
+
+
+@dataclass(frozen=True)
+class AgainstOracle:
+    """Comparisons B and C of one group, by tensor.
+
+    Attributes:
+        split: B, the float64 replay's distance from the oracle; ``split_tolerances`` beside it.
+        floor: noise floor in the case's precision; ``oracle_tolerances`` from it.
+        oracle: C, the worst rank's distance from the oracle.
+        null, blind: tensors that C cannot judge, and why.
+        norms, scale: of the oracle's gradient, and ``S_t``.
+        drew: the forward draws random numbers, which no split can share.
+    """
+
+    split: list[float]
+    split_tolerances: list[float]
+    floor: list[float]
+    oracle: list[float]
+    oracle_tolerances: list[float]
+    null: list[bool]
+    blind: list[bool]
+    norms: list[float]
+    scale: list[float]
+    capped: list[bool]
+    drew: bool
+    coupled: bool
+
+    @property
+    def split_failures(self) -> list[int]:
+        """Tensors on which the split is not right; null ones are not judged."""
+        return [
+            t
+            for t, (d, tolerance) in enumerate(zip(self.split, self.split_tolerances, strict=True))
+            if d > tolerance and not self.null[t]
+        ]
+
+    def judged(self, t: int) -> bool:
+        """C has something to say about tensor ``t``."""
+        return not (self.capped[t] or (self.blind[t] and not self.null[t]))
+
+    def fails(self, t: int) -> bool:
+        """C rejects tensor ``t``."""
+        return self.oracle[t] > self.oracle_tolerances[t]
+
+
+def against_oracle(
+    gradients: Sequence[MaybeTensors],
+    replay: Replay,
+    replay64: Replay,
+    oracle: Whole,
+    large: Whole,
+    precision: Precision,
+    full_floor: bool,
+) -> AgainstOracle:
+    """Comparisons B and C.
+
+    Args:
+        full_floor: run the permutations and splits that the noise floor is made of; needed only
+            where A does not acquit. Without them the floor is that of the large batch and replay.
+    """
+    truth, scale = oracle.gradients, oracle.scale
+    split = _relative(replay64.expected, truth, scale)
+    suspects = [t for t, d in enumerate(split) if d > split_tolerance(0.0)]
+    null = _null(oracle, replay64, suspects)
+    split_floor = _split_floor(oracle) if any(not null[t] for t in suspects) else [0.0] * len(split)
+    tolerances = [split_tolerance(f) for f in split_floor]
+    right = all(null[t] or split[t] <= tolerances[t] for t in suspects)
+
+    runs = [large.gradients]
+    if full_floor:
+        runs += [large.permuted(k) for k in range(PERMUTATIONS)]
+        runs += [] if oracle.coupled else [large.split(1), large.split(4)]
+    if right:
+        runs.append(replay.expected)
+    sizes = [0 if g is None else g.numel() for g in truth]
+    floor = floors([_relative(run, truth, scale) for run in runs], sizes)
+    sizes_of_noise = [max(norm(run[t]) for run in runs) for t in range(len(truth))]
+    oracle_distance, oracle_tolerances = [], []
+    for t in range(len(truth)):
+        if null[t]:
+            largest = max(norm(gradient[t]) for gradient in gradients)
+            oracle_distance.append(largest)
+            oracle_tolerances.append(precision.kappa * sizes_of_noise[t])
+        else:
+            worst = max(distance(gradient[t], truth[t]) for gradient in gradients)
+            oracle_distance.append(ratio(worst, scale[t]))
+            oracle_tolerances.append(oracle_tolerance(precision, floor[t]))
+    return AgainstOracle(
+        split=split,
+        split_tolerances=tolerances,
+        floor=floor,
+        oracle=oracle_distance,
+        oracle_tolerances=oracle_tolerances,
+        null=null,
+        blind=[
+            not null[t] and ratio(norm(truth[t]), scale[t]) <= 2 * oracle_tolerances[t]
+            for t in range(len(truth))
+        ],
+        norms=[norm(g) for g in truth],
+        scale=scale,
+        capped=[f > precision.cap for f in floor],
+        drew=oracle.drew,
+        coupled=oracle.coupled,
+    )
+
+
+def _null(oracle: Whole, replay64: Replay, suspects: Sequence[int]) -> list[bool]:
+    """Gradients that are zero in exact arithmetic: their float64 noise is of the size of S_t.
+
+    Only suspects are looked at. Where examples see each other, splits are no noise: then only a
+    loss times 1/3 and permutations tell.
+    """
+    null = [False] * len(oracle.scale)
+    if not suspects:
+        return null
+    others = [oracle.third()]
+    if not oracle.drew:
+        others.append(oracle.permuted(0))
+    if not (oracle.coupled or oracle.drew):
+        others += [oracle.split(1), oracle.split(4), replay64.expected]
+    for t in suspects:
+        noise = max(distance(other[t], oracle.gradients[t]) for other in others)
+        null[t] = ratio(noise, oracle.scale[t]) > NULL
+    return null
+
+
+def _split_floor(oracle: Whole) -> list[float]:
+    """Float64 noise of the oracle over permutations, where it is noise at all.
+
+    Splits are left out: a source that splitting brings would raise its own tolerance. The same
+    holds for a forward that draws random numbers or depends on the order of examples (beyond the
+    cap of float64).
+    """
+    floor = [0.0] * len(oracle.scale)
+    if oracle.drew:
+        return floor
+    for k in range(PERMUTATIONS):
+        moved = _relative(oracle.permuted(k), oracle.gradients, oracle.scale)
+        floor = [max(f, m) for f, m in zip(floor, moved, strict=True)]
+    return [f if f <= 1e-9 else 0.0 for f in floor]
+
+
+def _relative(run: MaybeTensors, truth: MaybeTensors, scale: Sequence[float]) -> list[float]:
+    return [ratio(d, s) for d, s in zip(difference(run, truth), scale, strict=True)]
+
+
+def decides(
+    a: Sequence[AgainstReplay],
+    replay: Replay,
+    c: AgainstOracle | None,
+    weights: Weights | None,
+) -> list[str]:
+    """What becomes of each tensor: ``equal``, ``differs``, ``rounding`` or ``not judged``.
+
+    Within A a tensor is equal. Beyond it, where candidate and replay share the forward's bits, only
+    the order of a sum may separate them and A has spoken. Where they do not share them, it is a
+    fault if weights by microbatch explain the gradient and differ from the plan's, or if C fails.
+    """
+    beyond = [t for t, one in enumerate(a) if not one.within]
+    shared = replay.shared or (bool(a) and median([one.distance / (one.tolerance or 1.0) for one in a]) <= 1.0)
+    weighed = (
+        weights is not None
+        and bool(weights.differ())
+        and all(weights.residual[t] <= a[t].tolerance for t in beyond)
+    )
+    states = ["equal"] * len(a)
+    for t in beyond:
+        if shared or weighed or a[t].missing:
+            states[t] = "differs"
+        elif c is None or not c.judged(t):
+            states[t] = "not judged"
+        else:
+            states[t] = "differs" if c.fails(t) else "rounding"
+    return states
+
+
+def vanished(gradients: Sequence[MaybeTensors], truth: MaybeTensors, t: int) -> bool:
+    """The gradient is all zeros where the oracle's is not: nothing was compared."""
+    wanted = truth[t]
+    if wanted is None or not bool(torch.count_nonzero(wanted)):
+        return False
+    held = [gradient[t] for gradient in gradients]
+    return all(g is not None and not bool(torch.count_nonzero(_dense(g))) for g in held)
+
+
+def _dense(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.to_dense() if tensor.layout is not torch.strided else tensor

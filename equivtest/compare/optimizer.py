@@ -1,0 +1,192 @@
+"""The optimizer replay: what the experiment's optimizer makes of the candidate's own gradient.
+
+A gradient can be right and the update wrong (another learning rate, state that never counts), and
+the first Adam update hides a scalar on the gradient. So, per update: the candidate's own optimizer,
+cloned, gives its parameters bit for bit; so does the experiment's; and in float64 within rounding.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import clip_grad_norm_
+from torch.optim import Optimizer
+
+from equivtest.arms.build import quiet_schedulers
+from equivtest.compare.distance import distance, norm
+from equivtest.experiment import Experiment
+from equivtest.loops import several
+from equivtest.observe.snapshot import hyperparameters
+from equivtest.observe.trace import Gradients, OptimizerTrace, Tensors
+
+IMPLEMENTATION = frozenset({"foreach", "fused", "capturable", "differentiable", "initial_lr"})
+"""Hyperparameters that choose how an update is computed, not what it is."""
+
+KAPPA = 4.0
+
+
+class ExpectedOptimizers:
+    """The experiment's optimizers and schedulers, moved along with the candidate's counters."""
+
+    def __init__(self, experiment: Experiment, module: nn.Module) -> None:
+        self._module = module
+        optimizers = experiment.optimizer(module)
+        self.optimizers: list[Optimizer] = several(optimizers)
+        self._schedulers = (
+            [] if experiment.scheduler is None else several(experiment.scheduler(optimizers))
+        )
+        self._moved = 0
+        self._names = {id(p): name for name, p in module.named_parameters()}
+
+    def advance(self, calls: int) -> None:
+        """Move the schedulers until each has had ``calls`` calls."""
+        with quiet_schedulers():
+            while self._moved < calls:
+                for scheduler in self._schedulers:
+                    scheduler.step()
+                self._moved += 1
+
+    def matching(self, seen: OptimizerTrace) -> Optimizer | None:
+        """The optimizer that holds the same parameters as ``seen``."""
+        for optimizer in self.optimizers:
+            if frozenset(n for g, _ in self.hyperparameters(optimizer) for n in g) == seen.names:
+                return optimizer
+        return None
+
+    def hyperparameters(
+        self, optimizer: Optimizer
+    ) -> tuple[tuple[tuple[str, ...], dict[str, Any]], ...]:
+        return hyperparameters(optimizer, self._names)
+
+    def updated(
+        self, optimizer: Optimizer, before: Tensors, gradient: Gradients, seen: OptimizerTrace
+    ) -> tuple[dict[str, Tensor], dict[str, dict[str, Any]]]:
+        """Parameters and state after one update from the candidate's state."""
+        parameters = dict(self._module.named_parameters())
+        with torch.no_grad():
+            for name, parameter in parameters.items():
+                parameter.copy_(before[name])
+                held = gradient.get(name)
+                parameter.grad = None if held is None else held.clone()
+        _set_state(optimizer, parameters, seen.state_before)
+        optimizer.step()
+        return _outcome(optimizer, parameters)
+
+
+def real_clone_updated(
+    before: Tensors, gradient: Gradients, seen: OptimizerTrace
+) -> tuple[dict[str, Tensor], dict[str, dict[str, Any]]]:
+    """Parameters and state after one update by a clone of the candidate's own optimizer.
+
+    Raises:
+        Exception: whatever a class says that cannot be rebuilt from groups, defaults and state.
+    """
+    return _rebuilt_updated(before, gradient, seen, torch.Tensor.clone)
+
+
+def float64_updated(
+    before: Tensors, gradient: Gradients, seen: OptimizerTrace, like: Optimizer, groups: Any
+) -> dict[str, Tensor]:
+    """Parameters after one update by ``like``'s class in float64."""
+    twin = OptimizerTrace(
+        kind=type(like),
+        defaults=like.defaults,
+        groups=groups,
+        state_before=seen.state_before,
+        state_after={},
+    )
+    return _rebuilt_updated(before, gradient, twin, _widened)[0]
+
+
+def clipped(gradient: Gradients, bound: float) -> dict[str, Tensor | None]:
+    """``clip_grad_norm_`` on a copy of the gradient."""
+    holders = {n: nn.Parameter(g.clone()) for n, g in gradient.items() if g is not None}
+    for name, holder in holders.items():
+        given = gradient[name]
+        assert given is not None
+        holder.grad = given.clone()
+    clip_grad_norm_(list(holders.values()), bound)
+    return {n: holders[n].grad if n in holders else None for n in gradient}
+
+
+def within_rounding(after: Tensor, wanted: Tensor, before: Tensor, u: float) -> bool:
+    """``|p - p*| <= kappa u (|p| + |delta|)`` in norms; u of the parameters' dtype."""
+    allowed = KAPPA * u * (norm(after) + distance(wanted, before))
+    return distance(after, wanted) <= allowed
+
+
+def same_hyperparameters(seen: Mapping[str, Any], wanted: Mapping[str, Any]) -> list[str]:
+    """Names of the hyperparameters that differ in value, as ``lr=0.0099, expected 0.01``."""
+    return [
+        f"{key}={seen.get(key)!r}, expected {wanted.get(key)!r}"
+        for key in sorted(set(seen) | set(wanted))
+        if key not in IMPLEMENTATION and not _same_value(seen.get(key), wanted.get(key))
+    ]
+
+
+def _rebuilt_updated(
+    before: Tensors, gradient: Gradients, seen: OptimizerTrace, convert: Any
+) -> tuple[dict[str, Tensor], dict[str, dict[str, Any]]]:
+    parameters = {n: nn.Parameter(convert(p.detach())) for n, p in before.items() if n in seen.names}
+    for name, parameter in parameters.items():
+        held = gradient.get(name)
+        parameter.grad = None if held is None else convert(held)
+    optimizer: Optimizer = seen.kind.__new__(seen.kind)
+    optimizer.__setstate__(
+        {
+            "defaults": dict(seen.defaults),
+            "state": _empty_state(),
+            "param_groups": [
+                {"params": [parameters[n] for n in names], **copy.deepcopy(dict(values))}
+                for names, values in seen.groups
+            ],
+        }
+    )
+    _set_state(optimizer, parameters, seen.state_before, convert)
+    optimizer.step()
+    return _outcome(optimizer, parameters)
+
+
+def _set_state(
+    optimizer: Optimizer,
+    parameters: Mapping[str, nn.Parameter],
+    state: Mapping[str, Mapping[str, Any]],
+    convert: Any = torch.Tensor.clone,
+) -> None:
+    optimizer.state.clear()
+    for name, entries in state.items():
+        optimizer.state[parameters[name]] = {
+            key: convert(value) if isinstance(value, Tensor) else copy.deepcopy(value)
+            for key, value in entries.items()
+        }
+
+
+def _outcome(
+    optimizer: Optimizer, parameters: Mapping[str, nn.Parameter]
+) -> tuple[dict[str, Tensor], dict[str, dict[str, Any]]]:
+    after = {n: p.detach().clone() for n, p in parameters.items()}
+    names = {id(p): n for n, p in parameters.items()}
+    state = {names[id(p)]: dict(entries) for p, entries in optimizer.state.items()}
+    return after, state
+
+
+def _empty_state() -> Any:
+    from collections import defaultdict
+
+    return defaultdict(dict)
+
+
+def _widened(tensor: Tensor) -> Tensor:
+    if tensor.is_complex():
+        return tensor.to(torch.complex128, copy=True)
+    return tensor.to(torch.float64, copy=True) if tensor.is_floating_point() else tensor.clone()
+
+
+def _same_value(a: Any, b: Any) -> bool:
+    if isinstance(a, Tensor) or isinstance(b, Tensor):
+        return a is not None and b is not None and bool(torch.equal(torch.as_tensor(a), torch.as_tensor(b)))
+    return bool(a == b)

@@ -1,0 +1,310 @@
+"""Parameters, state and averages after each update, judged on the candidate's own gradient."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from equivtest.arms.build import build
+from equivtest.arms.case import Case
+from equivtest.arms.reference import Reference
+from equivtest.compare import optimizer as replayed
+from equivtest.compare.cause import Cause
+from equivtest.compare.continuity import same_values
+from equivtest.compare.distance import distance, norm, ratio
+from equivtest.compare.optimizer import ExpectedOptimizers
+from equivtest.compare.planned import scheduler_calls
+from equivtest.compare.verdict import Finding
+from equivtest.experiment import Experiment
+from equivtest.observe.trace import OptimizerTrace, Trace, UpdateTrace
+from equivtest.precision import unit_roundoff
+
+
+class ParameterJudge:
+    """Judges the updates of one rank in order; ``finish`` what the loop leaves."""
+
+    def __init__(
+        self, experiment: Experiment, case: Case, trace: Trace, reference: Reference
+    ) -> None:
+        self._experiment, self._case, self._trace = experiment, case, trace
+        module = build(experiment, case.precision.parameters, case.device)
+        self._expected = ExpectedOptimizers(experiment, module)
+        self._module = module
+        self._average = None if experiment.averages is None else experiment.averages(module)
+        self.notes: list[str] = []
+
+    def judge(self, u: int) -> list[Finding]:
+        """Clip, hyperparameters, parameters, state and averages of update ``u``."""
+        update = self._trace.updates[u]
+        self._expected.advance(
+            scheduler_calls(
+                self._experiment.scheduler_unit, self._trace, self._case.groups, u
+            )
+        )
+        found = [] if not update.applied else list(self._clip(u, update))
+        for seen in update.optimizers:
+            optimizer = self._expected.matching(seen)
+            if optimizer is None:
+                found.append(_other_optimizer(u, seen))
+                continue
+            found += self._hyperparameters(u, seen.groups, optimizer)
+            if update.applied:
+                found += self._update(u, update, seen, optimizer)
+            else:
+                found += _untouched(u, update, seen)
+        missing = [
+            o
+            for o in self._expected.optimizers
+            if not any(self._expected.matching(seen) is o for seen in update.optimizers)
+        ]
+        if missing:
+            found.append(
+                Finding(
+                    Cause.COUNTERS,
+                    f"{type(missing[0]).__name__} of the experiment was not asked for update {u}",
+                    update=u,
+                )
+            )
+        found += self._averages(u, update)
+        return found
+
+    def finish(self) -> list[Finding]:
+        """The hyperparameters that the loop leaves: the schedule after its last update."""
+        updates = self._trace.updates
+        if len(updates) != len(self._case.groups):
+            return []
+        unit = self._experiment.scheduler_unit
+        calls = (
+            scheduler_calls(unit, self._trace, self._case.groups, len(updates) - 1)
+            if unit == "microbatch"
+            else sum(u.applied for u in updates)
+            if unit == "applied"
+            else len(updates)
+        )
+        self._expected.advance(calls)
+        found: list[Finding] = []
+        for groups in self._trace.groups_after:
+            names = frozenset(n for g, _ in groups for n in g)
+            for optimizer in self._expected.optimizers:
+                wanted = self._expected.hyperparameters(optimizer)
+                if frozenset(n for g, _ in wanted for n in g) == names:
+                    found += self._hyperparameters(len(updates) - 1, groups, optimizer, "after")
+        return found
+
+    def _clip(self, u: int, update: UpdateTrace) -> Iterator[Finding]:
+        bound = self._experiment.clip_norm
+        if bound is None:
+            if not _all_same(update.clipped, update.gradient):
+                yield Finding(
+                    Cause.CLIP,
+                    f"the gradient changed between its reduction and update {u}, and the "
+                    "experiment does not clip",
+                    update=u,
+                )
+            return
+        total = sum(norm(g) ** 2 for g in update.gradient.values()) ** 0.5
+        wanted = replayed.clipped(update.gradient, bound)
+        if _all_same(update.clipped, wanted):
+            return
+        u_of = max(
+            (unit_roundoff(g.dtype) for g in update.clipped.values() if g is not None),
+            default=2.0**-53,
+        )
+        # A clip written by hand may leave out torch's 1e-6 in the denominator.
+        exact = min(1.0, bound / total) if total else 1.0
+        by_hand = {n: None if g is None else g * exact for n, g in update.gradient.items()}
+        off = min(_apart(update.clipped, wanted), _apart(update.clipped, by_hand))
+        if off <= 16 * u_of:
+            return
+        missing = _all_same(update.clipped, update.gradient) and total > bound
+        yield Finding(
+            Cause.CLIP_MISSING if missing else Cause.CLIP,
+            f"the gradient's norm is {total:.4g} before update {u}, the bound {bound:g}, and it "
+            + ("was not clipped" if missing else f"is {off:.3g} away from the clipped one"),
+            update=u,
+            distance=off,
+            tolerance=16 * u_of,
+        )
+
+    def _hyperparameters(
+        self, u: int, groups: Any, optimizer: Optimizer, when: str = "at"
+    ) -> Iterator[Finding]:
+        wanted = self._expected.hyperparameters(optimizer)
+        if [g for g, _ in groups] != [g for g, _ in wanted]:
+            yield Finding(
+                Cause.HYPERPARAMETERS,
+                f"{type(optimizer).__name__}'s param_groups hold other parameters {when} update "
+                f"{u}: {len(groups)} groups, expected {len(wanted)}",
+                update=u,
+            )
+            return
+        for k, ((_, seen), (_, expected)) in enumerate(zip(groups, wanted, strict=True)):
+            odd = replayed.same_hyperparameters(seen, expected)
+            if odd:
+                yield Finding(
+                    Cause.HYPERPARAMETERS,
+                    f"param group {k} {when} update {u} has {'; '.join(odd[:3])}",
+                    update=u,
+                )
+
+    def _update(
+        self, u: int, update: UpdateTrace, seen: OptimizerTrace, optimizer: Optimizer
+    ) -> Iterator[Finding]:
+        if seen.closures > 1:
+            self.notes.append(
+                f"{seen.kind.__name__} evaluated its closure {seen.closures} times: parameters "
+                "are not judged"
+            )
+            return
+        after, state = self._expected.updated(optimizer, update.before, update.clipped, seen)
+        odd = [n for n in sorted(seen.names) if not same_values(update.after.get(n), after[n])]
+        if odd and self._other_implementation(seen, optimizer):
+            odd = [n for n in odd if not self._within(n, update, seen, optimizer)]
+        if odd:
+            off = ratio(distance(update.after[odd[0]], after[odd[0]]), norm(after[odd[0]]))
+            yield Finding(
+                Cause.PARAMETERS,
+                f"parameter {odd[0]!r} is {off:.3g} of its norm away from what the experiment's "
+                f"{type(optimizer).__name__} makes of the same gradient and state in update {u} "
+                f"({len(odd)} of {len(seen.names)} parameters){self._own_clone(update, seen)}",
+                update=u,
+                tensor=odd[0],
+                distance=off,
+                tolerance=0.0,
+            )
+            return
+        yield from self._state(u, seen, state)
+
+    def _within(
+        self, name: str, update: UpdateTrace, seen: OptimizerTrace, optimizer: Optimizer
+    ) -> bool:
+        groups = self._expected.hyperparameters(optimizer)
+        exact = replayed.float64_updated(update.before, update.clipped, seen, optimizer, groups)
+        u = unit_roundoff(update.after[name].dtype)
+        return replayed.within_rounding(
+            update.after[name], exact[name], update.before[name].double(), u
+        )
+
+    def _other_implementation(self, seen: OptimizerTrace, optimizer: Optimizer) -> bool:
+        """The loop's optimizer is the experiment's but for how the update is computed."""
+        flags = ("foreach", "fused", "capturable", "differentiable")
+        wanted = self._expected.hyperparameters(optimizer)
+        return seen.kind is not type(optimizer) or any(
+            a.get(flag) != b.get(flag)
+            for (_, a), (_, b) in zip(seen.groups, wanted, strict=False)
+            for flag in flags
+        )
+
+    def _own_clone(self, update: UpdateTrace, seen: OptimizerTrace) -> str:
+        """Whether a clone of the loop's own optimizer gives its parameters, in a clause."""
+        try:
+            after, _ = replayed.real_clone_updated(update.before, update.clipped, seen)
+        except Exception as error:  # whatever a user's class does when it is rebuilt
+            return f"; its own {seen.kind.__name__} could not be cloned ({error})"
+        if all(same_values(update.after.get(n), after[n]) for n in seen.names):
+            return f"; the loop's own {seen.kind.__name__} does give them: it is another optimizer"
+        return f"; the loop's own {seen.kind.__name__} does not give them either: code beside it moved them"
+
+    def _state(
+        self, u: int, seen: OptimizerTrace, expected: Mapping[str, Mapping[str, Any]]
+    ) -> Iterator[Finding]:
+        for name in sorted(expected):
+            for key, wanted in expected[name].items():
+                found = seen.state_after.get(name, {}).get(key)
+                if same_values(wanted, found) or self._close_state(wanted, found):
+                    continue
+                yield Finding(
+                    Cause.COUNTERS if key == "step" else Cause.STATE,
+                    f"optimizer state {key!r} of {name!r} after update {u} is not what "
+                    "the experiment's optimizer leaves",
+                    update=u,
+                    tensor=name,
+                )
+                return
+
+    def _close_state(self, wanted: Any, found: Any) -> bool:
+        """Another implementation may round state differently where parameters agree."""
+        if not isinstance(wanted, Tensor) or not isinstance(found, Tensor):
+            return False
+        if wanted.shape != found.shape or not wanted.is_floating_point() or wanted.numel() == 1:
+            return False
+        return distance(wanted, found) <= 16 * unit_roundoff(found.dtype) * norm(wanted)
+
+    @torch.no_grad()
+    def _averages(self, u: int, update: UpdateTrace) -> Iterator[Finding]:
+        if self._average is None:
+            return
+        if update.applied:
+            for name, parameter in self._module.named_parameters():
+                parameter.copy_(update.after[name])
+            for name, buffer in self._module.named_buffers():
+                buffer.copy_(update.end.buffers[name])
+            self._average.update_parameters(self._module)
+        for name, wanted in self._average.state_dict().items():
+            found = update.averages.get(name)
+            if isinstance(wanted, Tensor) and not same_values(found, wanted):
+                off = ratio(distance(found, wanted), norm(wanted))
+                yield Finding(
+                    Cause.STATE,
+                    f"the average of weights {name!r} is {off:.3g} of its norm away from one call "
+                    f"per applied update after update {u}",
+                    update=u,
+                    tensor=name,
+                    distance=off,
+                    tolerance=0.0,
+                )
+                self._average.load_state_dict(dict(update.averages))
+                return
+
+
+def _untouched(u: int, update: UpdateTrace, seen: OptimizerTrace) -> Iterator[Finding]:
+    """A skipped update moves neither parameters nor state."""
+    moved = [n for n in update.after if not same_values(update.after[n], update.before.get(n))]
+    state = [
+        n
+        for n, entries in seen.state_after.items()
+        for key, value in entries.items()
+        if not same_values(value, seen.state_before.get(n, {}).get(key))
+    ]
+    if moved or state:
+        yield Finding(
+            Cause.SKIP,
+            f"update {u} was skipped, yet {(moved or state)[0]!r} moved",
+            update=u,
+            tensor=(moved or state)[0],
+        )
+
+
+def _other_optimizer(u: int, seen: OptimizerTrace) -> Finding:
+    return Finding(
+        Cause.HYPERPARAMETERS,
+        f"{seen.kind.__name__} holds {len(seen.names)} parameters that no optimizer of the "
+        f"experiment holds together in update {u}",
+        update=u,
+    )
+
+
+def _all_same(a: Mapping[str, Tensor | None], b: Mapping[str, Tensor | None]) -> bool:
+    return all(
+        (a[n] is None and b.get(n) is None) or _same_dense(a[n], b.get(n)) for n in a
+    )
+
+
+def _same_dense(a: Tensor | None, b: Tensor | None) -> bool:
+    if a is None or b is None:
+        return a is b
+    if a.layout is not torch.strided:
+        a = a.to_dense()
+    if b.layout is not torch.strided:
+        b = b.to_dense()
+    return same_values(a, b)
+
+
+def _apart(a: Mapping[str, Tensor | None], b: Mapping[str, Tensor | None]) -> float:
+    """Distance over all tensors, relative to the norm of ``b``."""
+    squared = sum(distance(a[n], b.get(n)) ** 2 for n in a)
+    return ratio(squared**0.5, sum(norm(t) ** 2 for t in b.values()) ** 0.5)

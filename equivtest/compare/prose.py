@@ -1,0 +1,240 @@
+"""A verdict in words: what is wrong, why we think so, what to change, then the numbers."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterable, Sequence
+
+from equivtest.compare.cause import Cause
+from equivtest.compare.verdict import Finding, Status, TensorRow, Verdict
+from equivtest.report import numbers
+
+_WIDTH = 98
+_FINDINGS = 4
+_TENSORS = 5
+_NAME_WIDTH = 44
+
+
+def explain(verdict: Verdict) -> str:
+    """The verdict as text for a terminal; two lines where there is nothing to explain."""
+    lines = [first_line(verdict)]
+    if verdict.status is Status.ERROR:
+        lines += _error(verdict)
+    elif verdict.findings or verdict.status in (Status.FAULT, Status.UNEXPLAINED):
+        lines += _why(verdict) + _what_to_change(verdict)
+    elif verdict.status is Status.EXPLAINED:
+        lines += _labelled("Sources", [sources_text(verdict)])
+    if (
+        verdict.status not in (Status.EQUIVALENT, Status.NOT_RUN, Status.ERROR)
+        or not verdict.passed
+    ):
+        lines += worst_tensors(verdict)
+        lines += _labelled("Not judged", [not_judged(verdict)] if not_judged(verdict) else [])
+    elif verdict.status is Status.EQUIVALENT:
+        lines.append(f"Judged: {judged(verdict)}.")
+    lines += _labelled("Notes", verdict.notes)
+    return "\n".join(lines)
+
+
+def first_line(verdict: Verdict) -> str:
+    """Status, case and the headline; what was expected, if that was something else."""
+    card = verdict.card
+    expected = "" if verdict.passed else _expected(verdict)
+    return f"{verdict.status.value}: {card.plan} in {card.precision}: {headline(verdict)}{expected}"
+
+
+def headline(verdict: Verdict) -> str:
+    """The verdict in one sentence, without the case's name."""
+    if verdict.status is Status.ERROR:
+        return f"{_rank(verdict)}could not finish: {_first_line(reason(verdict))}"
+    if verdict.status is Status.NOT_RUN:
+        return reason(verdict)
+    if verdict.status is Status.EQUIVALENT:
+        return "the accumulated, reduced update is the large-batch update."
+    if verdict.status is Status.EXPLAINED:
+        return f"beyond tolerance, and within it once isolated: {sources_text(verdict)}."
+    if verdict.status is Status.INCONCLUSIVE:
+        return f"no tensor could be judged: {not_judged(verdict) or 'no gradient was compared'}."
+    if verdict.cause:
+        return what_happened(verdict.cause) or verdict.findings[0].text
+    if verdict.findings:
+        return verdict.findings[0].text
+    return "beyond tolerance, and no cause reaches its evidence bar."
+
+
+def reason(verdict: Verdict) -> str:
+    """Why a case did not run or could not finish."""
+    if verdict.failure is not None and verdict.failure.text:
+        return verdict.failure.text
+    texts = [*verdict.notes, *(finding.text for finding in verdict.findings)]
+    return texts[0] if texts else "no reason was recorded"
+
+
+def what_happened(cause: str) -> str:
+    """The first sentence of a cause's prose; empty for a name that is no cause."""
+    return _split_prose(cause)[0]
+
+
+def what_to_change(cause: str) -> str:
+    """The rest of a cause's prose: how to see it and what to change."""
+    return _split_prose(cause)[1]
+
+
+def sources_text(verdict: Verdict) -> str:
+    """Each isolated source with its share of the squared distance, the largest first."""
+    shares = sorted(verdict.sources.items(), key=lambda item: (-item[1], item[0]))
+    return ", ".join(f"{name} {share:.0%}" for name, share in shares) or "no source was isolated"
+
+
+def judged(verdict: Verdict) -> str:
+    """How much an acquittal rests on."""
+    names = {row.tensor for row in verdict.rows}
+    parts = [
+        numbers.several(len(names), "tensor"),
+        numbers.several(len(verdict.updates), "update"),
+        f"largest margin {numbers.margin(verdict.margin)} of 1",
+    ]
+    left_out = not_judged(verdict)
+    return ", ".join(parts) + (f"; not judged: {left_out}" if left_out else "")
+
+
+def not_judged(verdict: Verdict) -> str:
+    """What the verdict does not rest on, counted and named."""
+    card = verdict.card
+    parts = [_named(card.blind_tensors, "blind tensor")] if card.blind_tensors else []
+    parts += card.not_judged
+    return "; ".join(parts)
+
+
+def finding_text(finding: Finding) -> str:
+    """The finding's sentence with where it is and the figures that decided."""
+    where = [f"update {finding.update}"] if finding.update is not None else []
+    where += [f"rank {finding.rank}"] if finding.rank is not None else []
+    where += [finding.tensor] if finding.tensor else []
+    where = [part for part in where if part not in finding.text]
+    prefix = f"{', '.join(where)}: " if where else ""
+    return f"{prefix}{finding.text}"
+
+
+def worst_tensors(verdict: Verdict, limit: int = _TENSORS) -> list[str]:
+    """The rows with the largest margins as an aligned table; no lines where nothing was compared."""
+    rows = sorted(verdict.rows, key=lambda row: -_finite(row.margin))[:limit]
+    if not rows:
+        return []
+    beyond = sum(row.margin > 1 for row in verdict.rows)
+    cells = [("tensor", "update", "distance", "tolerance", "margin", "floor", "compared with")]
+    cells += [_cells(row) for row in rows]
+    widths = [max(len(row[k]) for row in cells) for k in range(len(cells[0]))]
+    count = f"{beyond} of {numbers.several(len(verdict.rows), 'row')} beyond tolerance"
+    return [f"Worst tensors ({count}):"] + [
+        "  "
+        + "  ".join(
+            _pad(cell, width, k) for k, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in cells
+    ]
+
+
+def deciding(row: TensorRow) -> tuple[str, float | None, float | None]:
+    """The comparison with the larger margin: what with, distance, tolerance."""
+    if (row.split_margin or 0.0) > (row.replay_margin or 0.0):
+        return "oracle (split)", row.split_distance, row.split_tolerance
+    if row.replay_distance is None and row.oracle_distance is not None:
+        return "oracle", row.oracle_distance, row.oracle_tolerance
+    return "replay", row.replay_distance, row.replay_tolerance
+
+
+def _cells(row: TensorRow) -> tuple[str, ...]:
+    compared_with, distance, tolerance = deciding(row)
+    return (
+        _shortened(row.tensor),
+        str(row.update),
+        numbers.distance(distance),
+        numbers.distance(tolerance),
+        numbers.margin(row.margin),
+        numbers.distance(row.noise_floor),
+        compared_with,
+    )
+
+
+def _why(verdict: Verdict) -> list[str]:
+    texts = [finding_text(finding) for finding in verdict.findings[:_FINDINGS]]
+    more = len(verdict.findings) - _FINDINGS
+    if more > 0:
+        texts.append(f"and {numbers.several(more, 'more finding')}")
+    return _labelled("Evidence", texts)
+
+
+def _what_to_change(verdict: Verdict) -> list[str]:
+    causes = verdict.causes
+    texts = [what_to_change(causes[0])] if causes else []
+    texts += [f"({cause}) {_whole_prose(cause)}" for cause in causes[1:]]
+    return _labelled("What to change", [text for text in texts if text])
+
+
+def _error(verdict: Verdict) -> list[str]:
+    failure = verdict.failure
+    if failure is None:
+        return []
+    lines = _labelled("What", [failure.what] if failure.what and "\n" not in failure.what else [])
+    body = failure.text if "\n" in failure.text else ""
+    if "\n" in failure.what:
+        body = f"{body}\n{failure.what}" if body else failure.what
+    return lines + body.rstrip().splitlines()
+
+
+def _expected(verdict: Verdict) -> str:
+    return f" (expected: {', '.join(verdict.expect)})" if verdict.expect != ("equivalent",) else ""
+
+
+def _rank(verdict: Verdict) -> str:
+    rank = verdict.failure.rank if verdict.failure is not None else None
+    return "the case " if rank is None else f"rank {rank} "
+
+
+def _first_line(text: str) -> str:
+    return next((line.strip() for line in text.splitlines() if line.strip()), "")
+
+
+def _split_prose(cause: str) -> tuple[str, str]:
+    first, stop, rest = _whole_prose(cause).partition(". ")
+    return first + ("." if stop else ""), rest
+
+
+def _whole_prose(cause: str) -> str:
+    return Cause(cause).prose if cause in set(Cause) else ""
+
+
+def _labelled(label: str, texts: Iterable[str]) -> list[str]:
+    """``label: text``, wrapped, further texts below the first."""
+    lines: list[str] = []
+    for text in texts:
+        start = f"{label}: " if not lines else " " * (len(label) + 2)
+        lines += textwrap.wrap(
+            text,
+            _WIDTH,
+            initial_indent=start,
+            subsequent_indent=" " * (len(label) + 2),
+            break_long_words=False,
+            break_on_hyphens=False,
+        )
+    return lines
+
+
+def _named(names: Sequence[str], noun: str) -> str:
+    shown = ", ".join(names[:3]) + (", …" if len(names) > 3 else "")
+    return f"{numbers.several(len(names), noun)} ({shown})"
+
+
+def _pad(cell: str, width: int, column: int) -> str:
+    return cell.ljust(width) if column in (0, 6) else cell.rjust(width)
+
+
+def _shortened(name: str) -> str:
+    if len(name) <= _NAME_WIDTH:
+        return name
+    return name[: _NAME_WIDTH // 2 - 1] + "…" + name[-_NAME_WIDTH // 2 :]
+
+
+def _finite(value: float) -> float:
+    return value if value == value else float("inf")

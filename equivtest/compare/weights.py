@@ -1,0 +1,125 @@
+"""Contribution weights by microbatch: what multiple of each microbatch's share the gradient holds.
+
+The residual ``G - E`` is fitted by the microbatches' own contributions, all tensors at once, each
+over its scale: ``min || r - sum_k d_k b_k ||``, minimum norm on the identifiable subspace (the
+eigenvectors of the Gram matrix above 1e-12 of its largest eigenvalue). Weight k is ``1 + d_k``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from equivtest.compare.distance import MaybeTensors, norm, ratio
+from equivtest.compare.tolerance import WEIGHT_ROUNDOFFS, WEIGHT_SIGMAS
+
+IDENTIFIABLE = 1e-12
+
+
+@dataclass(frozen=True)
+class Weights:
+    """Weights found for one update.
+
+    Attributes:
+        found: weight by replica and microbatch; 1 is what the plan asks for.
+        sigma: uncertainty of each.
+        residual: by tensor, the distance over its scale that the weights leave.
+        u: unit roundoff of the gradient's dtype.
+    """
+
+    found: Mapping[tuple[int, int], float]
+    sigma: Mapping[tuple[int, int], float]
+    residual: Sequence[float]
+    u: float
+
+    def differ(self) -> list[tuple[int, int]]:
+        """Microbatches whose weight is not 1, beyond what rounding and dependence explain."""
+        return [
+            key
+            for key, weight in self.found.items()
+            if abs(weight - 1.0) > max(WEIGHT_SIGMAS * self.sigma[key], WEIGHT_ROUNDOFFS * self.u)
+        ]
+
+
+def fit(
+    parts: Mapping[tuple[int, int], MaybeTensors],
+    expected: MaybeTensors,
+    gradient: MaybeTensors,
+    scale: Sequence[float],
+    u: float,
+) -> Weights:
+    """Fit the gradient by the microbatches' contributions.
+
+    Args:
+        parts: contribution to ``expected`` by replica and microbatch, in float64.
+        scale: by tensor; tensors of scale 0 carry no information and are left out.
+    """
+    keys = list(parts)
+    usable = [
+        t
+        for t, s in enumerate(scale)
+        if s > 0 and expected[t] is not None and _same_shape(gradient[t], expected[t])
+    ]
+    gram = torch.zeros(len(keys), len(keys), dtype=torch.float64)
+    moment = torch.zeros(len(keys), dtype=torch.float64)
+    for t in usable:
+        basis, residual = _columns(parts, keys, expected, gradient, t)
+        gram += basis @ basis.T / scale[t] ** 2
+        moment += basis @ residual / scale[t] ** 2
+    inverse = _pseudo_inverse(gram)
+    deltas = inverse @ moment
+    spread = u * inverse.diagonal().clamp(min=0).sqrt()
+    left = [ratio(norm(_difference(gradient[t], expected[t])), s) for t, s in enumerate(scale)]
+    for t in usable:
+        basis, residual = _columns(parts, keys, expected, gradient, t)
+        left[t] = norm(residual - deltas @ basis) / scale[t]
+    return Weights(
+        found={key: 1.0 + float(d) for key, d in zip(keys, deltas, strict=True)},
+        sigma={
+            key: max(float(s), WEIGHT_ROUNDOFFS * u / WEIGHT_SIGMAS)
+            for key, s in zip(keys, spread, strict=True)
+        },
+        residual=left,
+        u=u,
+    )
+
+
+def _columns(
+    parts: Mapping[tuple[int, int], MaybeTensors],
+    keys: Sequence[tuple[int, int]],
+    expected: MaybeTensors,
+    gradient: MaybeTensors,
+    t: int,
+) -> tuple[Tensor, Tensor]:
+    wanted = expected[t]
+    assert wanted is not None
+    basis = torch.stack([_real(parts[key][t], wanted) for key in keys])
+    return basis, _real(_difference(gradient[t], wanted), wanted)
+
+
+def _real(tensor: Tensor | None, like: Tensor) -> Tensor:
+    """A flat float64 vector; a complex number counts as two."""
+    value = torch.zeros_like(like) if tensor is None else tensor.to(like.dtype)
+    flat = torch.view_as_real(value).reshape(-1) if value.is_complex() else value.reshape(-1)
+    return flat.double()
+
+
+def _difference(a: Tensor | None, b: Tensor | None) -> Tensor | None:
+    if a is None:
+        return None if b is None else -b
+    dense = a.to_dense() if a.layout is not torch.strided else a
+    wide = dense.to(torch.complex128 if dense.is_complex() else torch.float64)
+    return wide if b is None else wide - b
+
+
+def _same_shape(a: Tensor | None, b: Tensor | None) -> bool:
+    return a is None or b is None or a.shape == b.shape
+
+
+def _pseudo_inverse(gram: Tensor) -> Tensor:
+    values, vectors = torch.linalg.eigh(gram)
+    kept = values > IDENTIFIABLE * values.max().clamp(min=1e-300)
+    return (vectors[:, kept] / values[kept]) @ vectors[:, kept].T

@@ -1,0 +1,143 @@
+"""What the ``equivalence`` fixture does: check, record, then pass, skip or fail the test."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from equivtest.check import check
+from equivtest.compare.prose import reason
+from equivtest.compare.verdict import Card, Failure, Status, Verdict, expectation
+from equivtest.experiment import Experiment
+from equivtest.plan import Plan, comparable
+from equivtest.report import identity, record
+
+if TYPE_CHECKING:
+    from equivtest.options import Settings
+    from equivtest.report.run import RunFolder
+
+
+class Cases:
+    """The cases of this process: one session compares plans of one product per experiment."""
+
+    def __init__(self, chosen: Settings, folder: RunFolder) -> None:
+        self._settings = chosen
+        self._folder = folder
+        self._plans: dict[Experiment, list[Plan]] = {}
+
+    def run(
+        self, experiment: Experiment, plan: Plan, *, expect: Any, precision: str, **how: Any
+    ) -> Verdict:
+        """The verdict on one case.
+
+        Raises:
+            PlanError: another plan of this experiment has another product.
+            ValueError, TypeError: arguments that ``check`` refuses.
+        """
+        if isinstance(experiment, Experiment) and isinstance(plan, Plan):
+            seen = self._plans.setdefault(experiment, [])
+            comparable([*seen, plan])
+            seen.append(plan)
+            bound = self._settings.max_ranks
+            if bound is not None and plan.processes > bound:
+                return _too_many_ranks(experiment, plan, precision, expect, bound, self._settings)
+        return check(
+            experiment,
+            plan,
+            precision=precision,
+            expect=expect,
+            device=self._settings.device,
+            timeout_s=self._settings.timeout_s,
+            **how,
+        )
+
+    def write(self, case: record.Record) -> None:
+        """Leave the record at once: what happens to the test later cannot take it back."""
+        record.write(case, self._folder.cases)
+
+    def rerun_command(self, nodeid: str) -> str:
+        """The command that runs the test again with this session's device and time-out."""
+        chosen = self._settings
+        return identity.rerun_command(nodeid, device=chosen.device, timeout_s=chosen.timeout_s)
+
+
+class Equivalence:
+    """The fixture's value in one test; may be called several times."""
+
+    def __init__(self, cases: Cases, request: pytest.FixtureRequest) -> None:
+        self._cases = cases
+        self._item = request.node
+        self._names = vars(request.module) if request.module is not None else {}
+        self._calls = 0
+
+    def __call__(
+        self,
+        experiment: Experiment,
+        plan: Plan,
+        *,
+        precision: str = "fp32",
+        loop: Callable[..., Any] | None = None,
+        wrap: Callable[..., Any] | None = None,
+        expect: Any = "equivalent",
+    ) -> Verdict:
+        """Check the case; see ``equivtest.check`` for the arguments and what they may not be."""
+        __tracebackhide__ = True
+        verdict = self._cases.run(
+            experiment, plan, precision=precision, loop=loop, wrap=wrap, expect=expect
+        )
+        self._calls += 1
+        nodeid = self._item.nodeid
+        case = record.Record(
+            id=nodeid if self._calls == 1 else f"{nodeid}#{self._calls}",
+            nodeid=nodeid,
+            experiment=identity.experiment_name(experiment, self._names),
+            loop=identity.loop_name(loop),
+            wrap=identity.wrap_name(wrap),
+            rerun=self._cases.rerun_command(nodeid),
+            environment=identity.environment(),
+            verdict=verdict,
+        )
+        self._cases.write(case)
+        self._item.user_properties.extend(_properties(verdict))
+        if not verdict.passed and verdict.status is Status.NOT_RUN:
+            pytest.skip(reason(verdict))
+        if not verdict.passed:
+            pytest.fail(f"{verdict.explain()}\nRerun: {case.rerun}", pytrace=False)
+        return verdict
+
+
+def _properties(verdict: Verdict) -> list[tuple[str, str]]:
+    """For JUnit; exact strings, because anything else ends an xdist run."""
+    return [
+        ("equivtest_status", verdict.status.value),
+        ("equivtest_cause", ";".join(str(cause) for cause in verdict.causes)),
+        ("equivtest_margin", f"{float(verdict.margin):.3g}"),
+    ]
+
+
+def _too_many_ranks(
+    experiment: Experiment, plan: Plan, precision: str, expect: Any, bound: int, chosen: Settings
+) -> Verdict:
+    text = f"{plan} needs {plan.processes} processes, and --equiv-max-ranks is {bound}"
+    card = Card(
+        plan=str(plan),
+        m="+".join(map(str, plan.sizes)) if isinstance(plan.m, tuple) else str(plan.m),
+        A=plan.A,
+        D=plan.D,
+        processes=plan.processes,
+        examples=plan.examples,
+        dp_group=(),
+        precision=precision,
+        device=chosen.device,
+        backend="",
+        optimizer="",
+        normalisation="",
+        last_group=experiment.last_group or "",
+        last_group_examples=(),
+        dropped_examples=(),
+    )
+    return Verdict(
+        status=Status.NOT_RUN, card=card, failure=Failure(text), expect=expectation(expect)
+    )

@@ -1,0 +1,87 @@
+"""Logical bytes that the autograd graph holds: deterministic, and the same on any device."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor
+
+
+class _Saved:
+    """A saved tensor in its graph node; its end is the end of what the graph holds of it."""
+
+    __slots__ = ("memory", "storage", "tensor", "version")
+
+    def __init__(self, tensor: Tensor, memory: GraphMemory) -> None:
+        self.tensor = tensor
+        self.version = tensor._version
+        self.memory = memory
+        self.storage = tensor.untyped_storage() if tensor.layout is torch.strided else None
+        if self.storage is not None:
+            memory.hold(self.storage)
+
+    def __del__(self) -> None:
+        if self.storage is not None:
+            self.memory.release(self.storage)
+
+
+class GraphMemory:
+    """Counts what autograd saves while ``watching``: live bytes, live tensors, dtypes.
+
+    A storage that several nodes share counts once. Parameters are counted too: the graph holds
+    them, and they are the same for every plan.
+    """
+
+    def __init__(self) -> None:
+        self.peak_bytes = 0
+        self.peak_tensors = 0
+        self.dtypes: set[torch.dtype] = set()
+        self._bytes = 0
+        self._holders: dict[int, int] = {}
+        self._tensors = 0
+
+    def restart(self) -> None:
+        """Measure peaks and dtypes from here on; what is alive stays counted."""
+        self.peak_bytes, self.peak_tensors = self._bytes, self._tensors
+        self.dtypes = set()
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        with torch.autograd.graph.saved_tensors_hooks(self._pack, _unpack):
+            yield
+
+    def _pack(self, tensor: Tensor) -> _Saved:
+        if tensor.is_floating_point() or tensor.is_complex():
+            self.dtypes.add(tensor.dtype)
+        return _Saved(tensor, self)
+
+    def hold(self, storage: torch.UntypedStorage) -> None:
+        key = storage.data_ptr()
+        self._tensors += 1
+        self._holders[key] = self._holders.get(key, 0) + 1
+        if self._holders[key] == 1:
+            self._bytes += storage.nbytes()
+        self.peak_bytes = max(self.peak_bytes, self._bytes)
+        self.peak_tensors = max(self.peak_tensors, self._tensors)
+
+    def release(self, storage: torch.UntypedStorage) -> None:
+        key = storage.data_ptr()
+        self._tensors -= 1
+        self._holders[key] -= 1
+        if self._holders[key] == 0:
+            del self._holders[key]
+            self._bytes -= storage.nbytes()
+
+
+def _unpack(saved: _Saved) -> Tensor:
+    # Autograd does not check versions of what a hook packed: without this, the observer would let
+    # an in-place modification pass that stops an unobserved loop.
+    if saved.tensor._version != saved.version:
+        raise RuntimeError(
+            "one of the variables needed for gradient computation has been modified by an inplace "
+            f"operation: a saved tensor of shape {list(saved.tensor.shape)} is at version "
+            f"{saved.tensor._version}; expected version {saved.version} instead"
+        )
+    return saved.tensor

@@ -1,0 +1,469 @@
+"""The observer of one rank: it watches torch around a loop and leaves a Trace.
+
+The loop need not cooperate: hooks of modules and optimizers, and watched functions of torch, tell
+what happened. Nothing that is watched is changed, and no random number is drawn.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.amp import GradScaler
+from torch.nn.parallel import DistributedDataParallel
+from torch.nn.utils import clip_grad
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+from torch.optim.optimizer import (
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
+from torch.optim.swa_utils import AveragedModel
+from torch.utils._pytree import tree_leaves
+
+from equivtest.experiment import Loss, LossResult, Rank
+from equivtest.observe.memory import GraphMemory
+from equivtest.observe.patch import watched
+from equivtest.observe.snapshot import Snapshots, hyperparameters
+from equivtest.observe.trace import (
+    Event,
+    Gradients,
+    MicrobatchTrace,
+    OptimizerTrace,
+    State,
+    Tensors,
+    Trace,
+    UpdateTrace,
+)
+
+
+@dataclass
+class _Microbatch:
+    """A microbatch while it is open."""
+
+    ids: tuple[int, ...] | None
+    rng: Tensor
+    reduces: bool
+    broadcast: bool
+    losses: list[Loss] = field(default_factory=list)
+    factors: list[float | None] = field(default_factory=list)
+    rng_used: bool = False
+    ended: bool = False
+    dtypes: set[torch.dtype] = field(default_factory=set)
+    peak_bytes: int = 0
+    nodes: int = 0
+
+    def freeze(self) -> MicrobatchTrace:
+        return MicrobatchTrace(
+            ids=self.ids,
+            totals=tuple(float(loss.total.detach()) for loss in self.losses),
+            counts=tuple(float(loss.count) for loss in self.losses),
+            factors=tuple(self.factors),
+            rng=self.rng if self.rng_used else None,
+            dtypes=tuple(sorted(str(dtype) for dtype in self.dtypes)),
+            reduces=self.reduces,
+            broadcast=self.broadcast,
+            peak_bytes=self.peak_bytes,
+            nodes=self.nodes,
+        )
+
+
+@dataclass
+class _Update:
+    """An update while it is open."""
+
+    number: int
+    microbatches: list[_Microbatch] = field(default_factory=list)
+    start: State | None = None
+    accumulated: Gradients | None = None
+    gradient: Gradients | None = None
+    clipped: dict[str, Tensor | None] = field(default_factory=dict)
+    before: dict[str, Tensor] = field(default_factory=dict)
+    after: Tensors = field(default_factory=dict)
+    optimizers: dict[int, OptimizerTrace] = field(default_factory=dict)
+    attempted: bool = False
+    ran: set[int] = field(default_factory=set)
+    applied: bool = False
+    scale: float | None = None
+    scale_after: float | None = None
+    unscaled: bool = False
+    clip_bounds: list[float] = field(default_factory=list)
+    clipped_scaled: bool = False
+
+
+class Observer:
+    """Watches one rank while ``watching``; ``trace`` gives what it saw.
+
+    Args:
+        rank: what the loop will be handed; its ``loss`` is replaced by a watched one.
+        planned: microbatches of this replica in each group.
+        note: told each event, where it survives the death of this process.
+    """
+
+    def __init__(self, rank: Rank, planned: Sequence[int], note: Callable[[str], None]) -> None:
+        self._rank = rank
+        self._note = note
+        self._planned = planned
+        self._snapshots = Snapshots()
+        self._memory = GraphMemory()
+        self._events: list[Event] = []
+        self._closed: list[UpdateTrace] = []
+        self._open = _Update(0)
+        self._fetched: list[tuple[int, int, tuple[int, ...]]] = []
+        self._kept: list[Any] = []
+        self._in_loss = False
+        self._broadcast = False
+        self._closures = 0
+        self._groups_after: tuple[Any, ...] = ()
+        self._loss = rank.loss
+        rank.loss = self._watched_loss
+
+    # -- what the loop is handed
+
+    def fetched(self, batch: Any, ids: tuple[int, ...]) -> Any:
+        """Remember which examples ``batch`` holds, by the memory of its tensors."""
+        self._kept.append(batch)
+        for leaf in tree_leaves(batch):
+            if isinstance(leaf, Tensor) and leaf.numel():
+                self._fetched.append((*_memory_of(leaf), ids))
+        return batch
+
+    def _watched_loss(self, model: Any, batch: Any) -> LossResult:
+        if torch.is_grad_enabled():
+            self._begin_microbatch(tree_leaves(batch))
+        self._in_loss = True
+        try:
+            return self._loss(model, batch)
+        finally:
+            self._in_loss = False
+
+    # -- watching
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """Watch torch until the context ends."""
+        module = self._rank.module
+        with ExitStack() as stack:
+            for handle in (
+                module.register_forward_pre_hook(self._on_forward, with_kwargs=True),
+                register_optimizer_step_pre_hook(self._on_update),
+                register_optimizer_step_post_hook(self._on_updated),
+            ):
+                stack.callback(handle.remove)
+            for watch in self._watches():
+                stack.enter_context(watch)
+            stack.enter_context(self._memory.watching())
+            Loss.observer = self._on_loss
+            stack.callback(setattr, Loss, "observer", None)
+            yield
+
+    def _watches(self) -> list[Any]:
+        return [
+            watched(
+                torch.autograd, "backward", before=self._on_backward, after=self._on_backward_end
+            ),
+            watched(
+                DistributedDataParallel,
+                "_sync_buffers",
+                before=self._before_broadcast,
+                after=self._on_broadcast,
+            ),
+            watched(clip_grad, "_clip_grads_with_norm_", before=self._on_clip),
+            watched(GradScaler, "unscale_", after=self._on_unscale),
+            watched(GradScaler, "step", before=self._on_attempt, after=self._on_attempted),
+            watched(GradScaler, "update", after=self._on_scaler_update),
+            watched(LRScheduler, "step", after=lambda *_, **__: self._event("scheduler")),
+            watched(
+                AveragedModel, "update_parameters", after=lambda *_, **__: self._event("average")
+            ),
+            watched(Optimizer, "zero_grad", after=lambda *_, **__: self._event("zero_grad")),
+        ]
+
+    def trace(self) -> Trace:
+        """What was seen, after the loop has ended."""
+        left_over = len(self._open.microbatches)
+        if self._open.attempted:
+            self._close()
+            left_over = 0
+        return Trace(
+            rank=self._rank.dp_rank,
+            updates=tuple(self._closed),
+            events=tuple(self._events),
+            left_over=left_over,
+            groups_after=self._groups_after,
+        )
+
+    def loop_ended(self, optimizers: Sequence[Optimizer]) -> None:
+        """Note the hyperparameters that the loop leaves."""
+        names = self._names()
+        self._groups_after = tuple(hyperparameters(o, names) for o in optimizers)
+
+    # -- forward and backward
+
+    def _begin_microbatch(self, leaves: Sequence[Any]) -> None:
+        """Open a microbatch, and the next update if this one has been attempted."""
+        if self._open.attempted:
+            self._close()
+        update = self._open
+        if update.start is None:
+            update.start = self._state()
+        model = self._rank.model
+        wrapped = isinstance(model, DistributedDataParallel)
+        update.microbatches.append(
+            _Microbatch(
+                ids=self._ids(leaves),
+                rng=torch.get_rng_state(),
+                reduces=bool(wrapped and model.require_backward_grad_sync),
+                broadcast=False,
+            )
+        )
+        self._memory.restart()
+
+    def _on_forward(self, module: nn.Module, args: Any, kwargs: Any) -> None:
+        if not torch.is_grad_enabled():
+            return
+        current = self._open.microbatches[-1] if self._open.microbatches else None
+        fresh = current is None or current.ended or bool(current.losses)
+        if (fresh or self._open.attempted) and not self._in_loss:
+            self._begin_microbatch(tree_leaves((args, kwargs)))
+        current = self._open.microbatches[-1]
+        if self._broadcast:
+            current.broadcast, self._broadcast = True, False
+            if len(self._open.microbatches) == 1:
+                self._open.start = self._state()
+        self._event("forward")
+
+    def _before_broadcast(self, *_: Any, **__: Any) -> None:
+        if self._open.attempted:
+            self._close()
+
+    def _on_broadcast(self, *_: Any, **__: Any) -> None:
+        self._broadcast = True
+        self._event("broadcast")
+
+    def _on_loss(self, loss: Loss) -> None:
+        if not self._open.microbatches or not torch.is_grad_enabled():
+            return
+        microbatch = self._open.microbatches[-1]
+        index = len(microbatch.losses)
+        microbatch.losses.append(loss)
+        microbatch.factors.append(None)
+        if loss.total.requires_grad:
+
+            def reached(gradient: Tensor) -> None:
+                before = microbatch.factors[index] or 0.0
+                microbatch.factors[index] = before + float(gradient)
+
+            loss.total.register_hook(reached)
+
+    def _on_backward(self, *_: Any, **__: Any) -> None:
+        for microbatch in self._open.microbatches:
+            if not microbatch.ended:
+                microbatch.ended = True
+                microbatch.rng_used = not torch.equal(microbatch.rng, torch.get_rng_state())
+                microbatch.dtypes = set(self._memory.dtypes)
+                microbatch.peak_bytes = self._memory.peak_bytes
+                microbatch.nodes = self._memory.peak_tensors
+        if self._open.scale is None and self._rank.scaler is not None:
+            self._open.scale = float(self._rank.scaler.get_scale())
+        self._event("backward")
+
+    def _on_backward_end(self, *_: Any, **__: Any) -> None:
+        update = self._open
+        if update.microbatches and update.microbatches[-1].reduces:
+            self._event("collective")
+        update.gradient, update.clip_bounds, update.clipped_scaled = None, [], False
+        planned = self._planned[min(update.number, len(self._planned) - 1)]
+        if self._rank.clip_norm is not None and len(update.microbatches) >= planned:
+            # A clip written by hand is seen by no hook: keep what it would start from.
+            update.accumulated = self._gradients()
+
+    # -- update
+
+    def _on_unscale(self, *_: Any, **__: Any) -> None:
+        self._open.unscaled = True
+        self._event("unscale")
+
+    def _on_clip(self, parameters: Any, max_norm: float, *_: Any, **__: Any) -> None:
+        update = self._open
+        if update.gradient is None:
+            scaled = update.scale is not None and not update.unscaled
+            update.gradient = self._descaled(self._gradients()) if scaled else self._gradients()
+            update.clipped_scaled = scaled
+        update.clip_bounds.append(float(max_norm))
+        self._event("clip", f"bound {float(max_norm):g}")
+
+    def _on_attempt(self, scaler: GradScaler, optimizer: Optimizer, *_: Any, **__: Any) -> None:
+        if scaler.is_enabled():
+            self._attempt(optimizer)
+
+    def _on_attempted(self, scaler: GradScaler, optimizer: Optimizer, *_: Any, **__: Any) -> None:
+        if scaler.is_enabled() and id(optimizer) not in self._open.ran:
+            self._open.after = self._parameters()
+            self._event("update skipped")
+
+    def _on_update(self, optimizer: Optimizer, args: Any, kwargs: Any) -> Any:
+        closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
+        if not callable(closure):
+            if id(optimizer) not in self._open.optimizers or id(optimizer) in self._open.ran:
+                self._attempt(optimizer)
+            self._refresh(optimizer)
+            return None
+        self._closures = 0
+
+        def watched_closure(*a: Any, **k: Any) -> Any:
+            result = closure(*a, **k)
+            self._closures += 1
+            if self._closures == 1:
+                self._attempt(optimizer)
+                self._refresh(optimizer)
+            return result
+
+        if "closure" in kwargs:
+            return args, {**kwargs, "closure": watched_closure}
+        return (args[0], watched_closure, *args[2:]), kwargs
+
+    def _attempt(self, optimizer: Optimizer) -> None:
+        """The loop asks for an update: a second time by one optimizer makes another update."""
+        if id(optimizer) in self._open.optimizers:
+            self._close()
+        names = self._names()
+        if not any(id(p) in names for g in optimizer.param_groups for p in g["params"]):
+            return
+        update = self._open
+        update.attempted = True
+        if update.start is None:
+            update.start = self._state()
+        state = self._snapshots.optimizer_state(optimizer, names)
+        update.optimizers[id(optimizer)] = OptimizerTrace(
+            kind=type(optimizer),
+            defaults=dict(optimizer.defaults),
+            groups=hyperparameters(optimizer, names),
+            state_before=state,
+            state_after=state,
+        )
+        update.before.update(self._parameters())
+        update.clipped.update(self._gradients())
+        self._event("update attempted", type(optimizer).__name__)
+
+    def _refresh(self, optimizer: Optimizer) -> None:
+        """The optimizer runs now: a scaler may have unscaled since the attempt."""
+        if id(optimizer) in self._open.optimizers:
+            self._open.clipped.update(self._gradients())
+
+    def _on_updated(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        update = self._open
+        seen = update.optimizers.get(id(optimizer))
+        if seen is None:
+            return
+        update.optimizers[id(optimizer)] = OptimizerTrace(
+            kind=seen.kind,
+            defaults=seen.defaults,
+            groups=seen.groups,
+            state_before=seen.state_before,
+            state_after=self._snapshots.optimizer_state(optimizer, self._names()),
+            closures=self._closures,
+        )
+        self._closures = 0
+        update.ran.add(id(optimizer))
+        update.after = self._parameters()
+        found_inf = getattr(optimizer, "found_inf", None)
+        skipped = found_inf is not None and bool(found_inf)  # a fused optimizer skips inside
+        update.applied = update.applied or not skipped
+        self._event("update skipped" if skipped else "update applied", type(optimizer).__name__)
+
+    def _on_scaler_update(self, scaler: GradScaler, *_: Any, **__: Any) -> None:
+        if scaler.is_enabled():
+            self._open.scale_after = float(scaler.get_scale())
+            self._event("scaler update", f"scale {self._open.scale_after:g}")
+
+    # -- state
+
+    def _close(self) -> None:
+        update = self._open
+        clipped = dict(update.clipped)
+        end = self._state()
+        assert update.start is not None, "an attempted update has a start"
+        gradient = update.gradient
+        if gradient is None and update.accumulated is not None:
+            gradient = update.accumulated
+            if update.scale is not None:
+                gradient = self._descaled(gradient)
+        self._closed.append(
+            UpdateTrace(
+                microbatches=tuple(m.freeze() for m in update.microbatches),
+                start=update.start,
+                gradient=clipped if gradient is None else gradient,
+                clipped=clipped,
+                before=update.before,
+                after=update.after or update.before,
+                end=end,
+                averages=self._averages(),
+                optimizers=tuple(update.optimizers.values()),
+                applied=update.applied,
+                scale=update.scale,
+                scale_after=update.scale_after,
+                clip_bounds=tuple(update.clip_bounds),
+                clipped_scaled=update.clipped_scaled,
+            )
+        )
+        self._open = _Update(update.number + 1)
+        self._kept.clear()
+        self._fetched.clear()
+
+    def _state(self) -> State:
+        return State(
+            self._parameters(),
+            self._snapshots.tensors("buffer", self._rank.module.named_buffers()),
+        )
+
+    def _parameters(self) -> dict[str, Tensor]:
+        return self._snapshots.tensors("parameter", self._rank.module.named_parameters())
+
+    def _gradients(self) -> dict[str, Tensor | None]:
+        return self._snapshots.gradients(self._rank.module.named_parameters())
+
+    def _descaled(self, gradients: Gradients) -> dict[str, Tensor | None]:
+        """Gradients over the loss scale, as ``unscale_`` computes them."""
+        assert self._open.scale is not None
+        inverse = 1.0 / self._open.scale
+        return {n: None if g is None else g * inverse for n, g in gradients.items()}
+
+    def _averages(self) -> dict[str, Tensor]:
+        average = self._rank.average
+        if average is None:
+            return {}
+        return self._snapshots.tensors(
+            "average", ((k, v) for k, v in average.state_dict().items() if isinstance(v, Tensor))
+        )
+
+    def _names(self) -> dict[int, str]:
+        return {id(p): name for name, p in self._rank.module.named_parameters()}
+
+    def _ids(self, leaves: Sequence[Any]) -> tuple[int, ...] | None:
+        """Examples of the batch whose memory the leaves share; None if none or several do."""
+        found = {
+            ids
+            for leaf in leaves
+            if isinstance(leaf, Tensor) and leaf.layout is torch.strided and leaf.numel()
+            for start, end, ids in self._fetched
+            if start <= leaf.data_ptr() < end
+        }
+        return found.pop() if len(found) == 1 else None
+
+    def _event(self, kind: str, detail: str = "") -> None:
+        microbatch = len(self._open.microbatches) - 1
+        event = Event(kind, self._open.number, microbatch if microbatch >= 0 else None, detail)
+        self._events.append(event)
+        where = f" of microbatch {microbatch}" if kind in {"forward", "backward"} else ""
+        self._note(f"{kind}{where} in update {event.update}" + (f" ({detail})" if detail else ""))
+
+
+def _memory_of(tensor: Tensor) -> tuple[int, int]:
+    """First address of a tensor's elements, and the one after its last."""
+    last = sum((n - 1) * stride for n, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return tensor.data_ptr(), tensor.data_ptr() + (last + 1) * tensor.element_size()

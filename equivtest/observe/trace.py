@@ -1,0 +1,141 @@
+"""What one rank leaves behind: plain records of tensors and numbers, nothing that computes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+Tensors = Mapping[str, Tensor]
+Gradients = Mapping[str, Tensor | None]
+"""Gradient by parameter name; None where autograd left none, which is not the same as zero."""
+
+
+@dataclass(frozen=True)
+class Event:
+    """One thing that happened in a rank.
+
+    Kinds: forward, backward, collective, broadcast, unscale, clip, update attempted, update
+    applied, update skipped, scaler update, scheduler, average, zero_grad.
+    """
+
+    kind: str
+    update: int
+    microbatch: int | None = None
+    detail: str = ""
+
+
+@dataclass(frozen=True)
+class State:
+    """Parameters and buffers by name."""
+
+    parameters: Tensors
+    buffers: Tensors
+
+
+@dataclass(frozen=True)
+class MicrobatchTrace:
+    """One forward and what followed from it.
+
+    Attributes:
+        ids: example ids that the forward received, or None where that is unknown.
+        totals, counts: of each ``Loss`` made, in order of making.
+        factors: by what each total was multiplied before backward (the gradient that reached it),
+            or None where none did.
+        rng: the CPU generator's state before the forward, where the forward drew from it.
+        dtypes: floating dtypes that autograd saved in the forward.
+        reduces: the wrapper would reduce with this microbatch's backward.
+        broadcast: buffers were broadcast before the forward.
+        peak_bytes: most bytes that the autograd graph held, up to this microbatch's backward.
+        nodes: most saved tensors that it held.
+    """
+
+    ids: tuple[int, ...] | None
+    totals: tuple[float, ...] = ()
+    counts: tuple[float, ...] = ()
+    factors: tuple[float | None, ...] = ()
+    rng: Tensor | None = None
+    dtypes: tuple[str, ...] = ()
+    reduces: bool = False
+    broadcast: bool = False
+    peak_bytes: int = 0
+    nodes: int = 0
+
+
+@dataclass(frozen=True)
+class OptimizerTrace:
+    """One optimizer around one attempted update.
+
+    Attributes:
+        kind: its class.
+        defaults: the defaults it was built with.
+        groups: for each param group the names of its parameters and its hyperparameters.
+        state_before, state_after: state by parameter name and key.
+        closures: evaluations of a closure inside the update.
+    """
+
+    kind: type
+    defaults: Mapping[str, Any]
+    groups: tuple[tuple[tuple[str, ...], Mapping[str, Any]], ...]
+    state_before: Mapping[str, Mapping[str, Any]]
+    state_after: Mapping[str, Mapping[str, Any]]
+    closures: int = 0
+
+    @property
+    def names(self) -> frozenset[str]:
+        return frozenset(name for group, _ in self.groups for name in group)
+
+
+@dataclass(frozen=True)
+class UpdateTrace:
+    """One attempted update.
+
+    Attributes:
+        microbatches: the forwards since the update before.
+        start: parameters and buffers at the first forward.
+        gradient: after unscale and before clip.
+        clipped: at the update, after clip.
+        before: parameters when the update was attempted; ``after`` when it had ended.
+        end: state when the next group began or the loop ended (buffers, averages).
+        optimizers: those that were attempted.
+        applied: whether any optimizer ran and nothing skipped it.
+        scale: loss scale at the backward, None without a scaler; ``scale_after`` after its update.
+        clip_bounds: bounds of the clips that were seen between last backward and update.
+        clipped_scaled: a clip was seen on gradients that were still scaled.
+    """
+
+    microbatches: tuple[MicrobatchTrace, ...]
+    start: State
+    gradient: Gradients
+    clipped: Gradients
+    before: Tensors
+    after: Tensors
+    end: State
+    averages: Tensors
+    optimizers: tuple[OptimizerTrace, ...]
+    applied: bool
+    scale: float | None = None
+    scale_after: float | None = None
+    clip_bounds: tuple[float, ...] = ()
+    clipped_scaled: bool = False
+
+
+@dataclass(frozen=True)
+class Trace:
+    """All that one rank leaves behind.
+
+    Attributes:
+        updates: the attempted updates.
+        left_over: microbatches that ran after the last attempted update.
+        groups_after: param groups when the loop ended, by optimizer as in ``OptimizerTrace.groups``.
+        refusal: why torch cannot run the case here; nothing else was recorded then.
+    """
+
+    rank: int
+    updates: tuple[UpdateTrace, ...] = ()
+    events: tuple[Event, ...] = ()
+    left_over: int = 0
+    groups_after: tuple[tuple[tuple[tuple[str, ...], Mapping[str, Any]], ...], ...] = ()
+    refusal: str | None = None

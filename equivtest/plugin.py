@@ -1,0 +1,120 @@
+"""pytest hooks, and nothing else: what a case is lives in ``check``, what it leaves in ``report``.
+
+Every session loads this module: torch, pandas and the pool are imported where a case needs them.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Generator
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from equivtest import options
+from equivtest.report.run import RunFolder
+
+if TYPE_CHECKING:
+    from equivtest.fixture import Cases
+
+_FIXTURE = "equivalence"
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    options.add_options(parser)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.stash[_session] = Session(config, options.settings(config))
+    config.pluginmanager.register(config.stash[_session], "equivtest-session")
+
+
+@pytest.fixture
+def equivalence(request: pytest.FixtureRequest) -> Callable[..., Any]:
+    """Check one experiment under one plan, and fail the test where the verdict is not as expected.
+
+    ``equivalence(experiment, plan, *, precision="fp32", loop=None, wrap=None,
+    expect="equivalent")`` returns the ``Verdict``. The record is written before the test fails. A
+    case that cannot run here, and was not expected not to, is a skip with the reason.
+    """
+    from equivtest.fixture import Equivalence
+
+    return Equivalence(request.config.stash[_session].cases(), request)
+
+
+class Session:
+    """One process of a pytest session: an xdist worker, the controller, or all there is."""
+
+    def __init__(self, config: pytest.Config, chosen: options.Settings) -> None:
+        self._settings = chosen
+        self._folder = RunFolder(chosen.reports, chosen.run_id, chosen.started)
+        self._is_worker = hasattr(config, "workerinput")
+        self._outcomes: dict[str, str] = {}
+        self._summary: list[str] = []
+        self._cases: Cases | None = None
+
+    def cases(self) -> Cases:
+        """What this process checks cases with."""
+        if self._cases is None:
+            from equivtest.fixture import Cases
+
+            self._cases = Cases(self._settings, self._folder)
+        return self._cases
+
+    # First, because xdist's own hook tells the controller, whose scheduler reads the list.
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_collection_finish(self, session: pytest.Session) -> None:
+        if session.config.option.collectonly:
+            return
+        tests = [i.nodeid for i in session.items if _FIXTURE in getattr(i, "fixturenames", ())]
+        if tests:
+            from equivtest.pool import current_pool
+
+            self._folder.write_collected(tests)
+            current_pool().start()
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """In the controller too, where the test that killed its worker shows as failed."""
+        if report.when == "call" or report.outcome != "passed":
+            self._outcomes[report.nodeid] = report.outcome
+
+    # After the fixtures' teardown, and after xdist has waited for its workers.
+    @pytest.hookimpl(wrapper=True)
+    def pytest_sessionfinish(self) -> Generator[None, object, object]:
+        try:
+            return (yield)
+        finally:
+            _close_pool()
+            if not self._is_worker and self._folder.path.is_dir():
+                from equivtest.report.closing import close_run
+
+                self._summary = close_run(self._folder, self._outcomes)
+
+    def pytest_terminal_summary(self, terminalreporter: Any) -> None:
+        if self._summary:
+            terminalreporter.section("equivtest")
+            for line in self._summary:
+                terminalreporter.write_line(line)
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_configure_node(self, node: Any) -> None:
+        node.workerinput.update(options.for_worker(self._settings))
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_xdist_make_scheduler(self, config: pytest.Config, log: Any) -> Any:
+        """Only where nobody chose another way: ``load`` is what ``-n`` alone means."""
+        if config.getvalue("dist") != "load":
+            return None
+        from equivtest.scheduling import ExperimentScheduling
+
+        return ExperimentScheduling(config, log, self._folder.read_collected)
+
+
+_session = pytest.StashKey[Session]()
+
+
+def _close_pool() -> None:
+    if "equivtest.pool" in sys.modules:
+        from equivtest.pool import current_pool
+
+        current_pool().close()
