@@ -3,7 +3,7 @@
 Controller to nursery: `fork` (Birth, with the worker's descriptors) and `signal` (token, number).
 Nursery to controller: `ready`, `forked` (token, pid), `exited` (token, wait status).
 Controller to worker: `world` (WorldOrder), `keep` (digest), `drop` (digest), `job` (JobOrder).
-Worker to controller: `ready` for a world, `returned` (world intact) or `raised` (Raised) for a job.
+Worker to controller: `returned` (whether its process group is intact) or `raised` (Raised).
 """
 
 from __future__ import annotations
