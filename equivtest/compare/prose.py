@@ -46,7 +46,7 @@ def first_line(verdict: Verdict) -> str:
 def headline(verdict: Verdict) -> str:
     """The verdict in one sentence, without the case's name."""
     if verdict.status is Status.ERROR:
-        return f"{_rank(verdict)}could not finish: {_first_line(reason(verdict))}"
+        return _with_rank(verdict, _first_line(reason(verdict)))
     if verdict.status is Status.NOT_RUN:
         return reason(verdict)
     if verdict.status is Status.EQUIVALENT:
@@ -101,8 +101,9 @@ def judged(verdict: Verdict) -> str:
 def not_judged(verdict: Verdict) -> str:
     """What the verdict does not rest on, counted and named."""
     card = verdict.card
+    others = [name for name in card.not_judged if name not in card.blind_tensors]
     parts = [_named(card.blind_tensors, "blind tensor")] if card.blind_tensors else []
-    parts += card.not_judged
+    parts += [_named(others, "tensor")] if others else []
     return "; ".join(parts)
 
 
@@ -117,22 +118,17 @@ def finding_text(finding: Finding) -> str:
 
 
 def worst_tensors(verdict: Verdict, limit: int = _TENSORS) -> list[str]:
-    """The rows with the largest margins as an aligned table; no lines where nothing was compared."""
+    """The rows with the largest margins as an aligned table; empty where nothing was compared."""
     rows = sorted(verdict.rows, key=lambda row: -_finite(row.margin))[:limit]
     if not rows:
         return []
     beyond = sum(row.margin > 1 for row in verdict.rows)
-    cells = [("tensor", "update", "distance", "tolerance", "margin", "floor", "compared with")]
+    head = ("tensor", "update", "distance", "tolerance", "margin", "floor", "compared with")
+    cells: list[tuple[str, ...]] = [head]
     cells += [_cells(row) for row in rows]
-    widths = [max(len(row[k]) for row in cells) for k in range(len(cells[0]))]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     count = f"{beyond} of {numbers.several(len(verdict.rows), 'row')} beyond tolerance"
-    return [f"Worst tensors ({count}):"] + [
-        "  "
-        + "  ".join(
-            _pad(cell, width, k) for k, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ).rstrip()
-        for row in cells
-    ]
+    return [f"Worst tensors ({count}):", *(_aligned(row, widths) for row in cells)]
 
 
 def deciding(row: TensorRow) -> tuple[str, float | None, float | None]:
@@ -173,23 +169,18 @@ def _what_to_change(verdict: Verdict) -> list[str]:
 
 
 def _error(verdict: Verdict) -> list[str]:
-    failure = verdict.failure
-    if failure is None:
-        return []
-    lines = _labelled("What", [failure.what] if failure.what and "\n" not in failure.what else [])
-    body = failure.text if "\n" in failure.text else ""
-    if "\n" in failure.what:
-        body = f"{body}\n{failure.what}" if body else failure.what
-    return lines + body.rstrip().splitlines()
+    """The text below its first line, which the headline has."""
+    _, _, rest = reason(verdict).strip().partition("\n")
+    return rest.rstrip().splitlines()
 
 
 def _expected(verdict: Verdict) -> str:
     return f" (expected: {', '.join(verdict.expect)})" if verdict.expect != ("equivalent",) else ""
 
 
-def _rank(verdict: Verdict) -> str:
+def _with_rank(verdict: Verdict, text: str) -> str:
     rank = verdict.failure.rank if verdict.failure is not None else None
-    return "the case " if rank is None else f"rank {rank} "
+    return text if rank is None or f"rank {rank}" in text else f"rank {rank}: {text}"
 
 
 def _first_line(text: str) -> str:
@@ -202,7 +193,7 @@ def _split_prose(cause: str) -> tuple[str, str]:
 
 
 def _whole_prose(cause: str) -> str:
-    return Cause(cause).prose if cause in set(Cause) else ""
+    return next((known.prose for known in Cause if known == cause), "")
 
 
 def _labelled(label: str, texts: Iterable[str]) -> list[str]:
@@ -226,8 +217,14 @@ def _named(names: Sequence[str], noun: str) -> str:
     return f"{numbers.several(len(names), noun)} ({shown})"
 
 
-def _pad(cell: str, width: int, column: int) -> str:
-    return cell.ljust(width) if column in (0, 6) else cell.rjust(width)
+def _aligned(cells: Sequence[str], widths: Sequence[int]) -> str:
+    """Names to the left, figures to the right."""
+    last = len(cells) - 1
+    padded = [
+        cell.ljust(width) if k in (0, last) else cell.rjust(width)
+        for k, (cell, width) in enumerate(zip(cells, widths, strict=True))
+    ]
+    return f"  {'  '.join(padded)}".rstrip()
 
 
 def _shortened(name: str) -> str:

@@ -1,0 +1,1 @@
+"""Records of a run → results table → page."""

@@ -1,0 +1,137 @@
+"""One case on disk: who it is, what the verdict was, how to run it again.
+
+Two runs of the same case write the same bytes but for ``volatile`` (duration and device peaks).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from equivtest.compare.verdict import Verdict
+from equivtest.report.atomic import write_whole
+from equivtest.report.codec import CodecError, decode, encode
+
+SCHEMA = 1
+
+_NAME_LENGTH = 80  # with hash and suffix well below the 143 bytes that encrypted home folders allow
+
+
+class RecordError(ValueError):
+    """A file that is not a record which this version reads; names the file and says why."""
+
+
+@dataclass(frozen=True)
+class Record:
+    """A case of a run.
+
+    Attributes:
+        id: names the case in its run: the test's node id, with ``#2`` for its second call.
+        nodeid: the test.
+        experiment, loop, wrap: names.
+        rerun: the command that runs the test again.
+        environment: what may explain a difference between two machines, in the order to show it.
+    """
+
+    id: str
+    nodeid: str
+    experiment: str
+    loop: str
+    wrap: str
+    rerun: str
+    environment: Mapping[str, str]
+    verdict: Verdict
+
+
+def to_json(record: Record) -> str:
+    """The record as strict JSON; equal records give equal bytes outside ``volatile``."""
+    data = encode(record, Record)
+    volatile = _take_volatile(data["verdict"])
+    verdict = record.verdict
+    # For readers without this package: derived on reading, so never read back.
+    outcome = {
+        "status": verdict.status.value,
+        "passed": verdict.passed,
+        "causes": [str(cause) for cause in verdict.causes],
+        "margin": encode(verdict.margin, float),
+    }
+    whole = {"schema": SCHEMA, "outcome": outcome, **data, "volatile": volatile}
+    return json.dumps(whole, indent=1, allow_nan=False) + "\n"
+
+
+def from_json(text: str, where: str = "record") -> Record:
+    """The record that ``to_json`` wrote.
+
+    Raises:
+        RecordError: not JSON, of another schema, or with fields that this version does not know.
+    """
+    try:
+        data = json.loads(text)
+    except ValueError as error:
+        raise RecordError(f"{where} is not JSON: {error}") from None
+    if not isinstance(data, dict) or "schema" not in data:
+        raise RecordError(f"{where} has no schema: it is not a record of a case")
+    if data["schema"] != SCHEMA:
+        raise RecordError(
+            f"{where} has schema {data['schema']!r}, and this equivtest reads schema {SCHEMA}: "
+            "render it with the version that wrote it, or run the cases again"
+        )
+    try:
+        verdict, volatile = data["verdict"], data["volatile"]
+        _put_volatile(verdict, volatile)
+        fields = {k: v for k, v in data.items() if k not in ("schema", "outcome", "volatile")}
+        record: Record = decode(fields, Record)
+    except (CodecError, KeyError, TypeError, AttributeError, ValueError) as error:
+        raise RecordError(f"{where} does not follow schema {SCHEMA}: {error}") from None
+    return record
+
+
+def file_name(record_id: str) -> str:
+    """A file name for the case: readable, safe on every file system, and different for every id."""
+    readable = re.sub(r"[^A-Za-z0-9._+-]+", "_", record_id).strip("._")[-_NAME_LENGTH:]
+    digest = hashlib.sha256(record_id.encode("utf-8", "surrogatepass")).hexdigest()[:10]
+    return f"{readable.lstrip('._-') or 'case'}-{digest}.json"
+
+
+def write(record: Record, folder: Path) -> Path:
+    """Write the record into a ``cases`` folder, whole or not at all; returns its path."""
+    path = folder / file_name(record.id)
+    write_whole(path, to_json(record).encode())
+    return path
+
+
+def read(path: Path) -> Record:
+    """The record in a file.
+
+    Raises:
+        RecordError: it is not a record that this version reads.
+        OSError: it cannot be read.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise RecordError(f"{path} is not UTF-8: {error}") from None
+    return from_json(text, str(path))
+
+
+def _take_volatile(verdict: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "duration_s": verdict.pop("duration_s"),
+        "first_peak_bytes": verdict["card"].pop("first_peak_bytes"),
+        "later_peak_bytes": verdict["card"].pop("later_peak_bytes"),
+        "update_peak_bytes": [update.pop("peak_bytes") for update in verdict["updates"]],
+    }
+
+
+def _put_volatile(verdict: dict[str, Any], volatile: dict[str, Any]) -> None:
+    verdict["duration_s"] = volatile["duration_s"]
+    verdict["card"]["first_peak_bytes"] = volatile["first_peak_bytes"]
+    verdict["card"]["later_peak_bytes"] = volatile["later_peak_bytes"]
+    peaks = volatile["update_peak_bytes"]
+    for update, peak in zip(verdict["updates"], peaks, strict=True):
+        update["peak_bytes"] = peak

@@ -1,0 +1,185 @@
+"""A run in a few sentences: for the terminal, the step summary and the top of the page."""
+
+from __future__ import annotations
+
+import textwrap
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+from equivtest.compare.prose import headline
+from equivtest.compare.verdict import Status
+from equivtest.report import numbers
+from equivtest.report.grouping import Failing, failing_groups
+from equivtest.report.ranking import SYMBOLS, fails, fixed_key, worst
+from equivtest.report.record import Record
+from equivtest.report.run import UNFINISHED, Run
+
+_FAILURES = 5
+_NAMES = 3
+
+
+def title(run: Run) -> str:
+    """The run in one sentence; it never says more than the counts do."""
+    total = len(run.records)
+    failing = [record for record in run.records if fails(record)]
+    not_run = sum(r.verdict.status is Status.NOT_RUN and not r.verdict.passed for r in run.records)
+    if total == 0:
+        return "No case left a record."
+    if not failing:
+        done = total - not_run
+        verb = "is" if done == 1 else "are"
+        text = f"{numbers.several(done, 'case')} {verb} as expected" if done else "No case was run"
+        return f"{text}; {not_run} could not be run here." if not_run else f"{text}."
+    verb = "is" if len(failing) == 1 else "are"
+    text = f"{len(failing):,} of {numbers.several(total, 'case')} {verb} not as expected"
+    causes = Counter(record.verdict.cause for record in failing if record.verdict.cause)
+    if causes and len(failing) > 1:
+        (cause, count), *others = sorted(causes.items(), key=lambda item: (-item[1], item[0]))
+        every = count == len(failing) and not others
+        text += f"; {'all of them' if every else f'{count:,} of them'}: {cause}"
+    return f"{text}."
+
+
+def counts(records: Sequence[Record]) -> list[tuple[Status, int, int]]:
+    """For each status: how many cases, and how many of them fail their test."""
+    return [
+        (
+            status,
+            sum(record.verdict.status is status for record in records),
+            sum(record.verdict.status is status and fails(record) for record in records),
+        )
+        for status in SYMBOLS
+    ]
+
+
+def counted(records: Sequence[Record]) -> str:
+    """The statuses that occur, each with its symbol and number."""
+    return "   ".join(
+        f"{SYMBOLS[status]} {count:,} {status.value}"
+        for status, count, _ in counts(records)
+        if count
+    )
+
+
+def sentence(record: Record) -> str:
+    """The case and what is the matter with it."""
+    verdict = record.verdict
+    expected = "" if verdict.passed else expectation_text(record)
+    return f"{case_name(record)}: {headline(verdict)}{expected}"
+
+
+def expectation_text(record: Record) -> str:
+    """What the test wrote in ``expect``, where that is not the ordinary."""
+    expect = record.verdict.expect
+    return "" if expect == ("equivalent",) else f" Expected: {', '.join(expect)}."
+
+
+def case_name(record: Record) -> str:
+    """Experiment, loop, plan and precision, and which call of its test if not the first."""
+    card = record.verdict.card
+    call = record.id[len(record.nodeid) :] if record.id.startswith(record.nodeid) else ""
+    loop = "" if record.loop == "recipe" else f" · {record.loop}"
+    return f"{record.experiment}{loop} · {card.plan} · {card.precision}{f' {call}' if call else ''}"
+
+
+def missing_text(run: Run) -> str:
+    """How many collected cases have no record, and what became of them; empty if none."""
+    if not run.missing:
+        return ""
+    how = Counter(run.missing.values())
+    parts = [
+        f"{count} {'never finished' if outcome == UNFINISHED else outcome}"
+        for outcome, count in sorted(how.items())
+    ]
+    return (
+        f"{numbers.several(len(run.missing), 'collected test')} left no record ({', '.join(parts)})"
+    )
+
+
+def terminal_lines(run: Run, page: Path) -> list[str]:
+    """The end of a session, on one screen."""
+    lines = [title(run), counted(run.records)] if run.records else [title(run)]
+    margins = [r for r in run.records if r.verdict.status is Status.EQUIVALENT and r.verdict.rows]
+    if margins:
+        nearest = max(sorted(margins, key=fixed_key), key=lambda record: record.verdict.margin)
+        margin = numbers.margin(nearest.verdict.margin)
+        lines.append(f"largest margin that passed: {margin} of 1 ({case_name(nearest)})")
+    found = failing_groups(run.records)
+    for group in found[:_FAILURES]:
+        lines += _bullet(group)
+    if len(found) > _FAILURES:
+        lines.append(f"  and {numbers.several(len(found) - _FAILURES, 'more finding')} on the page")
+    if found:
+        lines.append(f"rerun the first: {found[0].worst.rerun}")
+    lines += _warnings(run)
+    return [*lines, f"report: {page}"]
+
+
+def step_summary(run: Run) -> str:
+    """Markdown for a CI's summary page."""
+    lines = [f"### equivtest: {_markdown(title(run))}", "", "| status | cases | not as expected |"]
+    lines += ["| --- | ---: | ---: |"]
+    lines += [
+        f"| {SYMBOLS[status]} {status.value} | {count:,} | {failing:,} |"
+        for status, count, failing in counts(run.records)
+        if count
+    ]
+    found = failing_groups(run.records)
+    if found:
+        lines += ["", "| cases | what | where | worst case again |", "| ---: | --- | --- | --- |"]
+        lines += [_step_row(group) for group in found[: 2 * _FAILURES]]
+        if len(found) > 2 * _FAILURES:
+            lines += ["", f"and {numbers.several(len(found) - 2 * _FAILURES, 'more finding')}"]
+    else:
+        nearest = worst(run.records)
+        if nearest is not None:
+            lines += ["", f"Nearest to its tolerance: {_markdown(sentence(nearest))}"]
+    return "\n".join([*lines, *("\n" + _markdown(text) for text in _warnings(run))]) + "\n\n"
+
+
+def _warnings(run: Run) -> list[str]:
+    lines = []
+    if run.missing:
+        names = list(run.missing)[:_NAMES] + (["…"] if len(run.missing) > _NAMES else [])
+        lines.append(f"warning: {missing_text(run)}: {', '.join(names)}")
+    if not run.ended:
+        lines.append(
+            "warning: the session did not end by itself: there may be more cases than here"
+        )
+    if run.unreadable:
+        lines.append(
+            f"warning: {numbers.several(len(run.unreadable), 'record')} could not be read: "
+            f"{run.unreadable[0]}"
+        )
+    if run.replaced:
+        cases = numbers.several(run.replaced, "case")
+        lines.append(f"note: {cases} stood in several runs; the latest counts")
+    return lines
+
+
+def _bullet(group: Failing) -> list[str]:
+    cases = numbers.several(len(group.cases), "case")
+    head = f"{SYMBOLS[group.status]} {group.experiment} · {group.loop}, {cases} ({group.where}): "
+    return textwrap.wrap(
+        head + group.text,
+        98,
+        initial_indent="  ",
+        subsequent_indent="    ",
+        break_on_hyphens=False,
+        max_lines=4,
+        placeholder=" …",
+    )
+
+
+def _step_row(group: Failing) -> str:
+    what = f"{SYMBOLS[group.status]} {group.experiment} · {group.loop}: {group.text}"
+    cells = (str(len(group.cases)), what, group.where, group.worst.rerun)
+    return f"| {' | '.join(map(_markdown, cells))} |"
+
+
+def _markdown(text: str) -> str:
+    """Plain text in a table cell: no pipe, no line break, no markup of its own."""
+    for character in "\\`*_[]<>|#":
+        text = text.replace(character, f"\\{character}")
+    return " ".join(text.split())

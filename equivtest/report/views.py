@@ -1,0 +1,283 @@
+"""A record as the page shows it: every figure already a text, every list already in order."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+
+from equivtest.compare.prose import headline, reason, what_happened, what_to_change
+from equivtest.compare.verdict import Finding, Status, TensorRow, Verdict
+from equivtest.report import numbers
+from equivtest.report.grouping import sentence_case
+from equivtest.report.lanes import Lane, lanes
+from equivtest.report.ranking import SYMBOLS, fails
+from equivtest.report.record import Record
+from equivtest.report.summary import case_name, expectation_text
+
+_PASSING_TENSORS = 5
+
+
+@dataclass(frozen=True)
+class TensorView:
+    """A row of the tensors table; ``comparisons`` are distance, tolerance, margin for A, B, C."""
+
+    update: int
+    tensor: str
+    what: str
+    state: str
+    floor: str
+    comparisons: tuple[tuple[str, str, str, bool], ...]
+    bar: tuple[float, bool] | None
+
+
+@dataclass(frozen=True)
+class WeightsView:
+    """Contribution weights of one update: replicas × microbatches, found beside expected."""
+
+    update: int
+    microbatches: tuple[int, ...]
+    rows: tuple[tuple[int, tuple[tuple[str, str, str, str], ...]], ...]
+
+
+@dataclass(frozen=True)
+class FindingView:
+    """What was found, and the prose of its cause where that is not said already."""
+
+    cause: str
+    text: str
+    where: str
+    figures: str
+    happened: str
+    change: str
+
+
+@dataclass(frozen=True)
+class CaseView:
+    """One case."""
+
+    anchor: str
+    record: Record
+    name: str
+    symbol: str
+    status: str
+    failing: bool
+    is_open: bool
+    margin: str
+    headline: str
+    expected: str
+    findings: tuple[FindingView, ...]
+    trouble: str
+    card: tuple[tuple[str, str], ...]
+    updates: tuple[tuple[str, ...], ...]
+    tensors: tuple[TensorView, ...]
+    tensors_left_out: int
+    tensors_of: str
+    weights: tuple[WeightsView, ...]
+    sources: tuple[tuple[str, str], ...]
+    lanes: tuple[Lane, ...]
+
+
+def case_view(record: Record, is_open: bool = False) -> CaseView:
+    """What the page says about one case; failing ones in full."""
+    verdict, failing = record.verdict, fails(record)
+    rows = sorted(verdict.rows, key=lambda row: (-_orderly(row.margin), row.update, row.tensor))
+    shown = rows if failing else rows[:_PASSING_TENSORS]
+    return CaseView(
+        anchor=anchor(record),
+        record=record,
+        name=case_name(record),
+        symbol=SYMBOLS[verdict.status],
+        status=verdict.status.value,
+        failing=failing,
+        is_open=is_open,
+        margin=numbers.margin(verdict.margin) if verdict.rows else "",
+        headline=sentence_case(headline(verdict)),
+        expected=expectation_text(record).strip(),
+        findings=tuple(_findings(verdict.findings)),
+        trouble=_trouble(verdict),
+        card=tuple(_card(verdict)),
+        updates=tuple(_updates(verdict)),
+        tensors=tuple(map(_tensor, shown)),
+        tensors_left_out=len(rows) - len(shown),
+        tensors_of=_tensors_of(verdict),
+        weights=tuple(_weights(verdict.weight_rows)),
+        sources=tuple((name, f"{share:.1%}") for name, share in verdict.sources.items()),
+        lanes=tuple(lanes(verdict.events)) if failing else (),
+    )
+
+
+def anchor(record: Record) -> str:
+    """The case's fragment in the page's address: the same in every run."""
+    return "case-" + hashlib.sha256(record.id.encode("utf-8", "surrogatepass")).hexdigest()[:10]
+
+
+def _findings(findings: Iterable[Finding]) -> Iterable[FindingView]:
+    told: set[str] = set()
+    for finding in findings:
+        new = finding.cause not in told
+        told.add(finding.cause)
+        where = [f"update {finding.update}"] if finding.update is not None else []
+        where += [f"rank {finding.rank}"] if finding.rank is not None else []
+        where += [finding.tensor] if finding.tensor else []
+        figures = ""
+        if finding.distance is not None and finding.tolerance is not None:
+            figures = (
+                f"distance {numbers.distance(finding.distance)}, "
+                f"allowed {numbers.distance(finding.tolerance)}"
+            )
+        yield FindingView(
+            cause=finding.cause,
+            text=finding.text,
+            where=", ".join(where),
+            figures=figures,
+            happened=what_happened(finding.cause) if new else "",
+            change=what_to_change(finding.cause) if new else "",
+        )
+
+
+def _trouble(verdict: Verdict) -> str:
+    """Text of an error, whole: the message and the traceback or stacks."""
+    if verdict.status is not Status.ERROR or verdict.failure is None:
+        return ""
+    return reason(verdict)
+
+
+def _card(verdict: Verdict) -> Iterable[tuple[str, str]]:
+    card = verdict.card
+    yield "plan", f"{card.m} × {card.A} × {card.D} = {card.examples:,} examples"
+    processes = numbers.several(card.processes, "process", "processes")
+    yield "data-parallel group", f"ranks {_few(card.dp_group)} of {processes}"
+    yield "precision", card.precision
+    yield "device, backend", ", ".join(filter(None, (card.device, card.backend)))
+    yield "optimizer", card.optimizer
+    yield "normalisation", card.normalisation
+    yield "microbatches", numbers.quantity(card.microbatches)
+    attempted, applied = map(numbers.quantity, (card.updates_attempted, card.updates_applied))
+    yield "updates", f"{attempted} attempted, {applied} applied"
+    yield "examples seen", numbers.quantity(card.examples_seen)
+    yield "supervised elements", numbers.quantity(card.supervised)
+    yield "scheduler follows", card.scheduler_unit
+    yield "last group", _last_group(verdict)
+    yield "peak memory, first update", numbers.size(card.first_peak_bytes)
+    yield "peak memory, later", numbers.size(card.later_peak_bytes)
+    yield "null tensors", _counted(card.null_tensors)
+    yield "blind tensors", _counted(card.blind_tensors)
+    yield "not judged", "; ".join(card.not_judged) or "nothing"
+    yield "duration", numbers.duration(verdict.duration_s)
+
+
+def _last_group(verdict: Verdict) -> str:
+    card = verdict.card
+    parts = [card.last_group or "none"]
+    if card.last_group_examples:
+        parts.append(f"examples {_few(card.last_group_examples)}")
+    if card.dropped_examples:
+        parts.append(f"dropped {_few(card.dropped_examples)}")
+    return ", ".join(parts)
+
+
+def _updates(verdict: Verdict) -> Iterable[tuple[str, ...]]:
+    for row in verdict.updates:
+        yield (
+            str(row.update),
+            str(row.epoch),
+            numbers.quantity(row.examples),
+            numbers.quantity(row.supervised),
+            "applied" if row.applied else "skipped",
+            numbers.quantity(row.loss),
+            numbers.quantity(row.oracle_loss),
+            numbers.quantity(row.lr),
+            numbers.quantity(row.loss_scale),
+            numbers.quantity(row.grad_norm),
+            "yes" if row.clipped else "no",
+            "yes" if row.replay_bits_equal else "no",
+        )
+
+
+def _tensor(row: TensorRow) -> TensorView:
+    comparisons = (
+        (row.replay_distance, row.replay_tolerance, row.replay_margin),
+        (row.split_distance, row.split_tolerance, row.split_margin),
+        (row.oracle_distance, row.oracle_tolerance, row.oracle_margin),
+    )
+    kinds = [word for word, is_so in (("null", row.null), ("blind", row.blind)) if is_so]
+    return TensorView(
+        update=row.update,
+        tensor=row.tensor,
+        what=f"{' × '.join(map(str, row.shape)) or 'scalar'} {row.dtype.removeprefix('torch.')}",
+        state=", ".join([row.state, *kinds]),
+        floor=numbers.distance(row.noise_floor),
+        comparisons=tuple(
+            (
+                numbers.distance(d),
+                numbers.distance(t),
+                numbers.margin(m),
+                m is not None and not m <= 1,
+            )
+            for d, t, m in comparisons
+        ),
+        bar=_bar(row.margin),
+    )
+
+
+def _bar(margin: float) -> tuple[float, bool] | None:
+    """Length of the margin's bar from 10⁻³ to 10⁶, a tenth a decade; and whether it is beyond 1."""
+    if math.isnan(margin):
+        return 100.0, True
+    if margin <= 0:
+        return None
+    length = (math.log10(min(max(margin, 1e-3), 1e6)) + 3) / 9 * 100
+    return round(max(length, 1.0), 1), margin > 1
+
+
+def _tensors_of(verdict: Verdict) -> str:
+    tensors = numbers.several(len({row.tensor for row in verdict.rows}), "tensor")
+    updates = numbers.several(len({row.update for row in verdict.rows}), "update")
+    beyond = sum(not row.margin <= 1 for row in verdict.rows)
+    return f"{tensors} in {updates}; {beyond:,} of {len(verdict.rows):,} rows beyond tolerance"
+
+
+def _weights(rows: Sequence[tuple[int, int, int, float, float, float]]) -> Iterable[WeightsView]:
+    for update, of_update in groupby(sorted(rows), key=lambda row: row[0]):
+        found = {(replica, k): rest for _, replica, k, *rest in of_update}
+        microbatches = tuple(sorted({k for _, k in found}))
+        yield WeightsView(
+            update,
+            microbatches,
+            tuple(
+                (replica, tuple(_weight(found.get((replica, k))) for k in microbatches))
+                for replica in sorted({replica for replica, _ in found})
+            ),
+        )
+
+
+def _weight(values: Sequence[float] | None) -> tuple[str, str, str, str]:
+    """Mark, found, expected and class of one weight; off where it differs beyond four sigma."""
+    if values is None:
+        return "", "", "", ""
+    expected, found, sigma = values
+    title = f"expected {expected:.4g}, found {found:.6g} ± {sigma:.1g}"
+    if abs(found - expected) <= max(4 * sigma, 1e-9 * abs(expected)):
+        return "", f"{found:.3f}", title, ""
+    return ("▲" if found > expected else "▼"), f"{found:.3f}", title, "off"
+
+
+def _few(numbers_: Sequence[int], limit: int = 8) -> str:
+    if not numbers_:
+        return "–"
+    return ", ".join(map(str, numbers_[:limit])) + (
+        f", … ({len(numbers_)})" if len(numbers_) > limit else ""
+    )
+
+
+def _counted(names: Sequence[str], limit: int = 4) -> str:
+    if not names:
+        return "none"
+    return f"{len(names)}: " + ", ".join(names[:limit]) + (", …" if len(names) > limit else "")
+
+
+def _orderly(value: float) -> float:
+    return math.inf if math.isnan(value) else value
