@@ -22,7 +22,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "report",
         help="render results.csv and divergence.html from records",
         description="Render results.csv and divergence.html again from the records of one or more "
-        "runs. Of a reports folder the latest run is taken; shards from several machines are merged.",
+        "runs. Of a reports folder the latest run is taken; several are merged, as shards are.",
     )
     report.add_argument(
         "folders", nargs="+", type=Path, metavar="DIR", help="a reports folder, or one run's folder"
@@ -31,7 +31,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "--out",
         type=Path,
         metavar="DIR",
-        help="where to write (default: the reports folder that was given, if it is one; else reports)",
+        help="where to write (default: the one reports folder that was given, else reports)",
     )
     arguments = parser.parse_args(argv)
     return _report(arguments.folders, arguments.out)

@@ -7,11 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from equivtest.arms.case import Case, groups_of
 from equivtest.check import check
+from equivtest.compare.card import planned_card
 from equivtest.compare.prose import reason
-from equivtest.compare.verdict import Card, Failure, Status, Verdict, expectation
+from equivtest.compare.verdict import Failure, Status, Verdict, expectation
 from equivtest.experiment import Experiment
 from equivtest.plan import Plan, comparable
+from equivtest.precision import precision as precision_called
 from equivtest.report import identity, record
 
 if TYPE_CHECKING:
@@ -42,7 +45,8 @@ class Cases:
             seen.append(plan)
             bound = self._settings.max_ranks
             if bound is not None and plan.processes > bound:
-                return _too_many_ranks(experiment, plan, precision, expect, bound, self._settings)
+                case = self._planned(experiment, plan, precision, **how)
+                return _too_many_ranks(case, experiment, bound, expect)
         return check(
             experiment,
             plan,
@@ -51,6 +55,19 @@ class Cases:
             device=self._settings.device,
             timeout_s=self._settings.timeout_s,
             **how,
+        )
+
+    def _planned(
+        self, experiment: Experiment, plan: Plan, precision: str, *, loop: Any, wrap: Any
+    ) -> Case:
+        return Case(
+            plan=plan,
+            precision=precision_called(precision),
+            groups=groups_of(experiment, plan),
+            loop=loop,
+            wrap=wrap,
+            device=self._settings.device,
+            digest="",
         )
 
     def write(self, case: record.Record) -> None:
@@ -117,27 +134,11 @@ def _properties(verdict: Verdict) -> list[tuple[str, str]]:
     ]
 
 
-def _too_many_ranks(
-    experiment: Experiment, plan: Plan, precision: str, expect: Any, bound: int, chosen: Settings
-) -> Verdict:
-    text = f"{plan} needs {plan.processes} processes, and --equiv-max-ranks is {bound}"
-    card = Card(
-        plan=str(plan),
-        m="+".join(map(str, plan.sizes)) if isinstance(plan.m, tuple) else str(plan.m),
-        A=plan.A,
-        D=plan.D,
-        processes=plan.processes,
-        examples=plan.examples,
-        dp_group=(),
-        precision=precision,
-        device=chosen.device,
-        backend="",
-        optimizer="",
-        normalisation="",
-        last_group=experiment.last_group or "",
-        last_group_examples=(),
-        dropped_examples=(),
-    )
+def _too_many_ranks(case: Case, experiment: Experiment, bound: int, expect: Any) -> Verdict:
+    needs = f"{case.plan} needs {case.plan.processes} processes"
     return Verdict(
-        status=Status.NOT_RUN, card=card, failure=Failure(text), expect=expectation(expect)
+        status=Status.NOT_RUN,
+        card=planned_card(experiment, case),
+        failure=Failure(f"{needs}, and --equiv-max-ranks is {bound}"),
+        expect=expectation(expect),
     )
