@@ -32,6 +32,12 @@ def unit_roundoff(dtype: torch.dtype) -> float:
     return UNIT_ROUNDOFF[real]
 
 
+def half_subnormal(dtype: torch.dtype) -> float:
+    """Half the smallest positive number of a floating or complex dtype: the rounding near zero."""
+    real = dtype.to_real() if dtype.is_complex else dtype
+    return torch.finfo(real).smallest_normal * torch.finfo(real).eps / 2
+
+
 @dataclass(frozen=True)
 class Precision:
     """How a case computes.

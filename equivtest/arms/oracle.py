@@ -19,6 +19,7 @@ Sum = list[Tensor | None]
 """A gradient in float64, by position in ``Bench.names``."""
 
 PERMUTATIONS = 4
+JITTERS = 2
 FIXED_SPLIT = 4
 
 
@@ -64,6 +65,10 @@ class Whole:
     def permuted(self, k: int) -> Sum:
         """The same with the examples in another, fixed order."""
         return self._once(("permuted", k), lambda: self._unscaled(self._run(self._order(k))))
+
+    def jittered(self, k: int) -> Sum:
+        """The same with every parameter moved by up to two units in its last place."""
+        return self._once(("jittered", k), lambda: self._unscaled(self._jittered_run(k)))
 
     def third(self) -> Sum:
         """The same with the loss times 1/3, taken out again: moves every rounding."""
@@ -129,6 +134,20 @@ class Whole:
         self.bench.load(self.state.parameters, self.state.buffers)
         torch.manual_seed(0)  # a forward that draws numbers must still give the same bits twice
         return self.bench.run(self.batches(ids), self._factor(factor))
+
+    def _jittered_run(self, k: int) -> Pass:
+        generator = torch.Generator().manual_seed(k)
+        eps = torch.finfo(self.bench.dtype).eps
+        moved = {
+            name: p.to(self.bench.dtype, copy=True)
+            for name, p in self.state.parameters.items()
+        }
+        for p in moved.values():
+            units = torch.randint(-2, 3, p.shape, generator=generator)
+            p.add_(p * units.to(p), alpha=eps / 2)
+        self.bench.load(moved, self.state.buffers)
+        torch.manual_seed(0)
+        return self.bench.run(self.batches(self.ids), self._factor(1.0))
 
     def _factor(self, extra: float) -> Factor:
         def factor(_: int, term: str | None) -> float | None:

@@ -9,10 +9,11 @@ from statistics import median
 
 import torch
 
-from equivtest.arms.oracle import PERMUTATIONS, Whole
+from equivtest.arms.oracle import JITTERS, PERMUTATIONS, Whole
 from equivtest.arms.replay import Replay
 from equivtest.compare.distance import MaybeTensors, difference, distance, norm, ratio
 from equivtest.compare.tolerance import (
+    FLOAT64_CAP,
     NULL,
     floors,
     oracle_tolerance,
@@ -21,7 +22,7 @@ from equivtest.compare.tolerance import (
 )
 from equivtest.compare.weights import Weights
 from equivtest.plan import Plan
-from equivtest.precision import Precision, unit_roundoff
+from equivtest.precision import Precision
 
 
 @dataclass(frozen=True)
@@ -53,7 +54,7 @@ def _one_against_replay(
     gradients: Sequence[MaybeTensors], replay: Replay, plan: Plan, t: int
 ) -> AgainstReplay:
     expected = replay.expected[t]
-    worst, rank, missing = -1.0, 0, False
+    worst, rank = -1.0, 0
     for r, gradient in enumerate(gradients):
         candidate = gradient[t]
         if (candidate is None) != (expected is None):
@@ -63,8 +64,8 @@ def _one_against_replay(
         if found > worst:
             worst, rank = found, r
     held = gradients[rank][t]
-    u = unit_roundoff(held.dtype) if held is not None else 2.0**-53
-    return AgainstReplay(worst, replay_tolerance(plan, u), rank, missing)
+    dtype, elements = (torch.float64, 0) if held is None else (held.dtype, held.numel())
+    return AgainstReplay(worst, replay_tolerance(plan, dtype, elements, replay.scale[t]), rank)
 
 
 @dataclass(frozen=True)
@@ -193,19 +194,21 @@ def _null(oracle: Whole, replay64: Replay, suspects: Sequence[int]) -> list[bool
 
 
 def _split_floor(oracle: Whole) -> list[float]:
-    """Float64 noise of the oracle over permutations, where it is noise at all.
+    """Float64 noise of the oracle: permutations, and parameters moved in their last bits.
 
     Splits are left out: a source that splitting brings would raise its own tolerance. The same
     holds for a forward that draws random numbers or depends on the order of examples (beyond the
-    cap of float64).
+    cap of float64). Last bits stand in for them: a split runs other kernels, whose roundings in the
+    forward a deep stack magnifies, and so does a last bit in its parameters.
     """
+    runs = [oracle.jittered(k) for k in range(JITTERS)]
+    if not oracle.drew:
+        runs += [oracle.permuted(k) for k in range(PERMUTATIONS)]
     floor = [0.0] * len(oracle.scale)
-    if oracle.drew:
-        return floor
-    for k in range(PERMUTATIONS):
-        moved = _relative(oracle.permuted(k), oracle.gradients, oracle.scale)
-        floor = [max(f, m) for f, m in zip(floor, moved, strict=True)]
-    return [f if f <= 1e-9 else 0.0 for f in floor]
+    for run in runs:
+        moved = _relative(run, oracle.gradients, oracle.scale)
+        floor = [max(f, m if m <= FLOAT64_CAP else 0.0) for f, m in zip(floor, moved, strict=True)]
+    return floor
 
 
 def _relative(run: MaybeTensors, truth: MaybeTensors, scale: Sequence[float]) -> list[float]:

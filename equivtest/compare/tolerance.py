@@ -5,12 +5,18 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+import torch
+
+from equivtest.compare.distance import ratio
 from equivtest.plan import Plan
-from equivtest.precision import Precision
+from equivtest.precision import Precision, half_subnormal, unit_roundoff
 
 NULL = 1e-6
 """Float64 split noise over scale beyond which a gradient is zero in exact arithmetic. Real tensors
 showed at most 1e-12, null ones 1e-3 and more."""
+
+FLOAT64_CAP = 1e-9
+"""Float64 noise beyond which it is no noise."""
 
 SPLIT = 64.0
 """Noise floors that comparison B allows."""
@@ -23,9 +29,15 @@ WEIGHT_ROUNDOFFS = 1e3
 """A weight is another weight beyond ``max(4 sigma, 1e3 u)``."""
 
 
-def replay_tolerance(plan: Plan, u: float) -> float:
-    """A: ``4 sqrt(A D) u``, for a sum of ``A D`` terms in some order; u of the gradient's dtype."""
-    return 4.0 * math.sqrt(plan.A * plan.D) * u
+def replay_tolerance(plan: Plan, dtype: torch.dtype, elements: int, scale: float) -> float:
+    """A: ``4 sqrt(A D) u``, for a sum of ``A D`` terms in some order; u of the gradient's dtype.
+
+    Below the dtype's normal range an addition rounds by half the smallest subnormal, whatever the
+    size of its operands: with ``n`` elements that adds ``sqrt(n)`` of it to the distance. Only
+    float16 gradients come near it (2**-25; float32 and bfloat16 have 2**-150 and 2**-134).
+    """
+    absolute = math.sqrt(elements) * half_subnormal(dtype)
+    return 4.0 * math.sqrt(plan.A * plan.D) * (unit_roundoff(dtype) + ratio(absolute, scale))
 
 
 def split_tolerance(floor: float) -> float:
