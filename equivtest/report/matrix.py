@@ -72,10 +72,15 @@ class Matrix:
 
 
 def matrices(records: Iterable[Record]) -> list[Matrix]:
-    """A matrix for each number of examples per update, because only those share plans."""
-    ordered = sorted(records, key=lambda record: record.verdict.card.examples)
-    grouped = groupby(ordered, key=lambda record: record.verdict.card.examples)
-    return [_matrix(examples, list(group)) for examples, group in grouped]
+    """A matrix for each number of examples per update, because only those share plans.
+
+    Matrices with a failure come first, and in each the experiments with one.
+    """
+    by_examples: dict[int, list[Record]] = {}
+    for record in records:
+        by_examples.setdefault(record.verdict.card.examples, []).append(record)
+    ordered = sorted(by_examples.items(), key=lambda item: (not any(map(fails, item[1])), item[0]))
+    return [_matrix(examples, group) for examples, group in ordered]
 
 
 def cell(record: Record) -> Cell:
@@ -109,7 +114,9 @@ def _matrix(examples: int, records: list[Record]) -> Matrix:
     columns = sorted({_column(r) for r in records}, key=lambda c: (c.D, c.A, c.sizes, c.plan))
     ordered = sorted(records, key=fixed_key)
     grouped = groupby(ordered, key=lambda r: (r.experiment, r.loop, r.wrap))
-    blocks = [Block(*names, rows=_rows(list(group), columns)) for names, group in grouped]
+    by_name = [(names, list(group)) for names, group in grouped]
+    by_name.sort(key=lambda item: not any(map(fails, item[1])))
+    blocks = [Block(*names, rows=_rows(group, columns)) for names, group in by_name]
     return Matrix(examples, tuple(columns), tuple(blocks))
 
 

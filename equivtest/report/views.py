@@ -161,8 +161,8 @@ def _card(verdict: Verdict) -> Iterable[tuple[str, str]]:
     yield "supervised elements", numbers.quantity(card.supervised)
     yield "scheduler follows", card.scheduler_unit
     yield "last group", _last_group(verdict)
-    yield "peak memory, first update", numbers.size(card.first_peak_bytes)
-    yield "peak memory, later", numbers.size(card.later_peak_bytes)
+    yield "peak bytes, first update", numbers.size(card.first_peak_bytes)
+    yield "peak bytes, later", numbers.size(card.later_peak_bytes)
     yield "null tensors", _counted(card.null_tensors)
     yield "blind tensors", _counted(card.blind_tensors)
     yield "not judged", "; ".join(card.not_judged) or "nothing"

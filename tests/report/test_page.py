@@ -1,0 +1,234 @@
+"""The page: true to its records, safe against what they hold, and alone on its disk."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import fields, replace
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+import verdicts
+
+from equivtest.compare.verdict import EventRow, Failure, Finding, Status, Verdict
+from equivtest.plan import Plan, plans
+from equivtest.report.matrix import cell, matrices, shade
+from equivtest.report.page import render_page, write_page
+from equivtest.report.record import Record
+from equivtest.report.run import Run
+from equivtest.report.views import anchor, case_view
+
+HOSTILE = "<script>alert('x')</script><img src=x onerror=y>\"'&{{ 7*7 }}</style></pre>\udcff"
+PLAN = Plan(4, 2, 2)
+
+
+def page(*verdicts_: Verdict, **run: Any) -> str:
+    return render_page(Run(tuple(map(verdicts.record, verdicts_)), **run))
+
+
+class Reader(HTMLParser):
+    """Text of the page, its tags, and the ids and fragments that must meet."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.ids: list[str] = []
+        self.links: list[str] = []
+        self.addresses: list[str] = []
+        self.text = ""
+        self.feed(html)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        for name, value in attrs:
+            assert not name.startswith("on"), f"{name} on {tag}"
+            if name == "id":
+                self.ids.append(value or "")
+            if name in ("href", "src", "action", "data", "poster", "srcset"):
+                self.addresses.append(value or "")
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+
+def hostile(value: Any) -> Any:
+    return HOSTILE if isinstance(value, str) else value
+
+
+def everywhere_hostile() -> Record:
+    """A record with the hostile text in every text field that reaches the page."""
+    verdict = verdicts.fault(PLAN)
+    values = {f.name: hostile(getattr(verdict.card, f.name)) for f in fields(verdict.card)}
+    names = dict.fromkeys(("null_tensors", "blind_tensors", "not_judged"), (HOSTILE,))
+    card = replace(verdict.card, **(values | names))
+    verdict = replace(
+        verdict,
+        status=Status.ERROR,
+        card=card,
+        findings=(Finding(HOSTILE, HOSTILE, tensor=HOSTILE, distance=1.0, tolerance=0.5),),
+        notes=(HOSTILE,),
+        rows=(verdicts.tensor(HOSTILE, dtype=HOSTILE, state=HOSTILE),),
+        ranks=(HOSTILE,),
+        events=(EventRow(0, 0, 0, HOSTILE, HOSTILE),),
+        failure=Failure(HOSTILE, 0, HOSTILE),
+        expect=(HOSTILE,),
+        sources={HOSTILE: 1.0},
+    )
+    made = verdicts.record(verdict)
+    texts = {f.name: HOSTILE for f in fields(made) if isinstance(getattr(made, f.name), str)}
+    return replace(made, **texts, environment={HOSTILE: HOSTILE})
+
+
+def test_hostile_text_in_every_field_is_shown_as_text(tmp_path: Path) -> None:
+    run = Run((everywhere_hostile(),), {HOSTILE: HOSTILE}, False, (HOSTILE,), unreadable=(HOSTILE,))
+    write_page(run, tmp_path / "page.html")
+    html = (tmp_path / "page.html").read_text(encoding="utf-8")
+    reader = Reader(html)
+    assert "script" not in reader.tags
+    assert "img" not in reader.tags
+    assert "49" not in re.findall(r"\{\{ 7\*7 \}\}|49", reader.text)
+    # id, name, rerun, environment, card, findings, events, error, ranks, notes, missing ...
+    assert reader.text.count("<script>alert('x')</script>") >= 25
+
+
+def test_the_page_asks_for_nothing() -> None:
+    html = page(verdicts.fault(PLAN), verdicts.error(PLAN), verdicts.equivalent(PLAN, "bf16"))
+    reader = Reader(html)
+    assert all(address.startswith("#") or address == "data:," for address in reader.addresses)
+    assert "default-src 'none'" in html
+    assert not re.search(r"url\(|@import|https?:", html)
+
+
+def test_every_link_leads_somewhere_and_every_case_has_one() -> None:
+    made = [
+        verdicts.record(verdict)
+        for verdict in (
+            verdicts.fault(PLAN),
+            verdicts.error(PLAN, "fp64"),
+            verdicts.not_run(PLAN),
+            verdicts.equivalent(PLAN, "bf16"),
+        )
+    ]
+    reader = Reader(render_page(Run(tuple(made))))
+    assert len(set(reader.ids)) == len(reader.ids)
+    fragments = {address[1:] for address in reader.addresses if address.startswith("#")}
+    assert fragments <= set(reader.ids)
+    assert {anchor(record) for record in made} <= fragments
+
+
+def test_failing_cases_come_first_and_open_the_worst_before_the_others() -> None:
+    html = page(
+        verdicts.equivalent(Plan(8, 1, 2)),
+        verdicts.fault(Plan(4, 2, 2), margin=20.0),
+        verdicts.fault(
+            Plan(2, 4, 2), "fp64", margin=5e12, findings=(Finding("differs.ranks", "x"),)
+        ),
+        verdicts.fault(Plan(1, 8, 2), margin=1e5),
+    )
+    opened = re.findall(r'<details class="case (\w+)"( open)?>.*?class="name">(.*?)<', html, re.S)
+    assert [(status, bool(is_open)) for status, is_open, _ in opened] == [
+        ("fault", True),
+        ("fault", True),
+        ("fault", True),
+        ("equivalent", False),
+    ]
+    assert "m1-A8-D2" in opened[0][2] or "m2-A4-D2" in opened[0][2]
+    assert "m4-A2-D2" in opened[2][2]
+
+
+def test_a_failing_case_shows_all_tensors_a_passing_one_five_and_says_so() -> None:
+    rows = tuple(verdicts.tensor(f"layer{k}.weight", 0, 0.01 * k) for k in range(12))
+    passing = case_view(verdicts.record(verdicts.equivalent(PLAN, rows=rows)))
+    assert [row.tensor for row in passing.tensors] == [f"layer{k}.weight" for k in range(11, 6, -1)]
+    assert "7 rows with smaller margins left out here" in page(verdicts.equivalent(PLAN, rows=rows))
+    failing = case_view(verdicts.record(verdicts.fault(PLAN, rows=rows)))
+    assert len(failing.tensors) == 12
+    assert failing.tensors_left_out == 0
+
+
+def test_a_tensor_that_is_nan_is_the_worst_and_beyond() -> None:
+    view = case_view(verdicts.record(verdicts.nothing_finite(PLAN)))
+    assert view.tensors[0].bar == (100.0, True)
+    assert "1 of 1 rows beyond tolerance" in view.tensors_of
+
+
+def test_columns_by_d_then_a_and_rows_by_precision() -> None:
+    made = [
+        verdicts.record(verdicts.equivalent(plan, precision))
+        for precision in ("bf16-mixed", "fp64", "fp32")
+        for plan in reversed(plans(8, max_D=2))
+    ]
+    (matrix,) = matrices(made)
+    assert [column.plan for column in matrix.columns] == [
+        "m8-A1-D1",
+        "m4-A2-D1",
+        "m2-A4-D1",
+        "m1-A8-D1",
+        "m4-A1-D2",
+        "m2-A2-D2",
+        "m1-A4-D2",
+    ]
+    assert matrix.replicas == [(1, 4), (2, 3)]
+    assert [row.precision for row in matrix.blocks[0].rows] == ["fp64", "fp32", "bf16-mixed"]
+
+
+def test_matrices_and_experiments_with_a_failure_come_first() -> None:
+    made = [
+        verdicts.record(verdicts.equivalent(Plan(1, 2, 2)), "a"),
+        verdicts.record(verdicts.equivalent(Plan(4, 2, 2)), "b"),
+        verdicts.record(verdicts.fault(Plan(4, 2, 2)), "c"),
+    ]
+    found = matrices(made)
+    assert [matrix.examples for matrix in found] == [16, 4]
+    assert [block.experiment for block in found[0].blocks] == ["c", "b"]
+
+
+@pytest.mark.parametrize(
+    ("margin", "expected"),
+    [(0.0, 0), (0.5, 0), (0.51, 1), (5.0, 1), (11.0, 2), (1001.0, 3), (2e6, 4), (float("inf"), 4)],
+)
+def test_shade_follows_decades(margin: float, expected: int) -> None:
+    assert shade(margin) == expected
+
+
+def test_a_cell_marks_what_a_test_expected() -> None:
+    expected = verdicts.fault(PLAN, expect=("clip.missing", "differs.gradient"))
+    assert cell(verdicts.record(expected)).mark == "✓"
+    absent = verdicts.equivalent(PLAN, expect=("clip.missing",))
+    assert cell(verdicts.record(absent)).mark == "✗"
+    assert "not as expected" in cell(verdicts.record(absent)).title
+    assert cell(verdicts.record(verdicts.fault(PLAN))).mark == ""
+
+
+def test_what_is_missing_is_said() -> None:
+    html = page(
+        verdicts.equivalent(PLAN),
+        missing={"t.py::a": "unfinished", "t.py::b": "skipped"},
+        ended=False,
+        unreadable=("x.json is not JSON",),
+    )
+    assert "2 collected tests left no record (1 skipped, 1 never finished)" in html
+    assert "t.py::a" in html
+    assert "did not end by itself" in html
+    assert "x.json is not JSON" in html
+
+
+def test_a_run_without_records_is_a_page_too() -> None:
+    assert "No case left a record." in page()
+
+
+def test_no_axis_is_called_step() -> None:
+    html = page(verdicts.fault(PLAN), verdicts.equivalent(PLAN, "fp64"))
+    assert not re.search(r"\bsteps?\b", Reader(html).text, re.IGNORECASE)
+
+
+def test_the_page_is_the_same_whatever_order_the_records_are_read_in() -> None:
+    made = [
+        verdicts.record(make(plan, precision))
+        for make in (verdicts.fault, verdicts.equivalent)
+        for plan in plans(8, max_D=2)
+        for precision in ("fp32", "fp64")
+    ]
+    made = [replace(r, id=f"{r.id}{k}", nodeid=f"{r.nodeid}{k}") for k, r in enumerate(made)]
+    assert render_page(Run(tuple(made))) == render_page(Run(tuple(reversed(made))))

@@ -1,0 +1,81 @@
+"""``Verdict.explain``: read by somebody tired."""
+
+from __future__ import annotations
+
+import verdicts
+
+from equivtest.compare.cause import Cause
+from equivtest.compare.prose import explain, headline, what_happened, what_to_change
+from equivtest.compare.verdict import Finding, Status
+from equivtest.plan import Plan
+
+PLAN = Plan(4, 2, 2)
+
+
+def test_equivalent_takes_two_lines() -> None:
+    assert explain(verdicts.equivalent(PLAN)).splitlines() == [
+        "equivalent: m4-A2-D2 in fp32: the accumulated, reduced update is the large-batch update.",
+        "Judged: 4 tensors, 2 updates, largest margin 0.25 of 1.",
+    ]
+
+
+def test_a_fault_says_what_why_what_to_change_and_the_numbers_in_this_order() -> None:
+    text = explain(verdicts.fault(PLAN))
+    places = [
+        text.index(part)
+        for part in (
+            "fault: m4-A2-D2 in fp32: The accumulated, reduced gradient is not",
+            "Evidence: update 0, rank 0, embedding.weight: 8 of 8 tensors",
+            "What to change: The tensors beyond tolerance",
+            "(clip.missing) The experiment clips",
+            "Worst tensors (8 of 8 rows beyond tolerance):",
+            "embedding.weight                0    1.3e-2     2.5e-7   5.3e4",
+            "Notes: A reduction ran",
+        )
+    ]
+    assert places == sorted(places)
+    assert max(map(len, text.splitlines()[1:])) <= 100
+
+
+def test_an_error_names_the_rank_once_and_gives_the_traceback() -> None:
+    lines = explain(verdicts.error(PLAN)).splitlines()
+    assert lines[0] == "error: m4-A2-D2 in fp32: rank 1 raised RuntimeError: boom"
+    assert lines[1] == "Traceback (most recent call last):"
+    assert lines[-1] == "RuntimeError: boom"
+
+
+def test_a_divergence_that_did_not_appear_is_said() -> None:
+    text = explain(verdicts.equivalent(PLAN, expect=("clip.missing",)))
+    assert "(expected: clip.missing)" in text.splitlines()[0]
+
+
+def test_not_run_gives_torchs_reason() -> None:
+    assert explain(verdicts.not_run(PLAN)) == "not-run: m4-A2-D2 in tf32: tf32 needs a CUDA device"
+
+
+def test_what_cannot_be_judged_is_named() -> None:
+    verdict = verdicts.equivalent(PLAN)
+    blind = verdicts.card(PLAN, blind_tensors=("a", "b", "c", "d"), not_judged=("a", "e"))
+    text = explain(verdicts.equivalent(PLAN, card=blind))
+    assert "not judged: 4 blind tensors (a, b, c, …); 1 tensor (e)" in text
+    assert "not judged" not in explain(verdict)
+
+
+def test_every_status_has_a_headline_even_with_nothing_to_go_on() -> None:
+    for status in Status:
+        verdict = verdicts.equivalent(PLAN, status=status, rows=(), updates=(), events=())
+        assert len(headline(verdict)) > 10
+        assert explain(verdict)
+
+
+def test_every_cause_says_what_happened() -> None:
+    for cause in Cause:
+        assert what_happened(cause).endswith(".")
+        assert f"{what_happened(cause)} {what_to_change(cause)}".strip() == cause.prose
+
+
+def test_a_finding_without_a_cause_speaks_for_itself() -> None:
+    verdict = verdicts.fault(
+        PLAN, status=Status.UNEXPLAINED, findings=(Finding("", "head.weight is 1.4 off."),)
+    )
+    assert headline(verdict) == "head.weight is 1.4 off."

@@ -1,0 +1,143 @@
+"""Records: what is written comes back, whole, strict, and the same for the same verdict."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import verdicts
+
+from equivtest.compare.verdict import Card, Verdict
+from equivtest.plan import Plan
+from equivtest.report import record as records
+from equivtest.report.atomic import write_whole
+from equivtest.report.codec import decode, encode
+
+PLAN = Plan(4, 2, 2)
+MADE = {
+    "equivalent": verdicts.equivalent(PLAN),
+    "fault": verdicts.fault(PLAN),
+    "error": verdicts.error(PLAN),
+    "not-run": verdicts.not_run(PLAN),
+    "unequal microbatches": verdicts.equivalent(Plan((1, 3), 2, 2)),
+    "sources": verdicts.equivalent(PLAN, sources={"source.dropout": 0.9, "source.branch": 0.1}),
+}
+
+
+@pytest.mark.parametrize("verdict", MADE.values(), ids=list(MADE))
+def test_a_record_comes_back_equal(verdict: Verdict) -> None:
+    record = verdicts.record(verdict)
+    assert records.from_json(records.to_json(record)) == record
+
+
+def test_floats_that_json_has_no_word_for_come_back() -> None:
+    text = records.to_json(verdicts.record(verdicts.nothing_finite(PLAN)))
+    json.loads(text, parse_constant=lambda name: pytest.fail(f"{name} is not strict JSON"))
+    back = records.from_json(text).verdict
+    assert math.isnan(back.rows[0].replay_distance or 0)
+    assert back.rows[0].oracle_distance == math.inf
+    assert back.rows[0].norm == -math.inf
+    assert math.isnan(back.updates[0].loss or 0)
+
+
+def test_only_volatile_differs_between_two_runs_of_a_case() -> None:
+    slow = verdicts.fault(PLAN, duration_s=7.5)
+    slow = replace(slow, card=replace(slow.card, first_peak_bytes=4096, later_peak_bytes=2048))
+    slow = replace(slow, updates=tuple(replace(u, peak_bytes=4096) for u in slow.updates))
+    first, second = (
+        records.to_json(verdicts.record(verdict)) for verdict in (verdicts.fault(PLAN), slow)
+    )
+    assert first != second
+    assert first.split('"volatile"')[0] == second.split('"volatile"')[0]
+
+
+def test_a_reader_without_the_package_finds_the_outcome() -> None:
+    data = json.loads(records.to_json(verdicts.record(verdicts.fault(PLAN))))
+    assert data["schema"] == 1
+    assert data["outcome"] == {
+        "status": "fault",
+        "passed": False,
+        "causes": ["differs.gradient", "clip.missing"],
+        "margin": pytest.approx(5.3e4),
+    }
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"schema": 2}, "has schema 2, and this equivtest reads schema 1"),
+        ({"volatile": {}}, "does not follow schema 1: 'duration_s'"),
+        ({"loop": 3}, "record.loop is a int, should be a str"),
+        ({"colour": "red"}, "record has unknown fields: colour"),
+    ],
+)
+def test_another_schema_is_refused_with_the_reason(change: dict[str, object], message: str) -> None:
+    data = json.loads(records.to_json(verdicts.record(verdicts.fault(PLAN)))) | change
+    with pytest.raises(records.RecordError, match=message):
+        records.from_json(json.dumps(data))
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "{}", "null", '{"schema": 1}'])
+def test_what_is_no_record_is_refused(text: str, tmp_path: Path) -> None:
+    path = tmp_path / "half.json"
+    path.write_text(text)
+    with pytest.raises(records.RecordError, match=r"half\.json"):
+        records.read(path)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "",
+        "..",
+        "../../etc/passwd",
+        "a/b.py::test[x y|z]",
+        "é" * 300,
+        "\udcff",
+        "A" * 500,
+        ".hidden",
+    ],
+)
+def test_any_id_gives_one_safe_file_name(name: str, tmp_path: Path) -> None:
+    file_name = records.file_name(name)
+    assert len(file_name.encode()) <= 143  # what eCryptfs leaves of 255
+    assert not file_name.startswith(".")
+    path = records.write(verdicts.record(MADE["fault"], id=name), tmp_path)
+    assert path.parent == tmp_path
+    assert records.read(path).id == name
+
+
+def test_ids_that_look_alike_have_different_files() -> None:
+    names = ["t[a b]", "t[a_b]", "t[a/b]", "T[a b]", "t[a b]#2"]
+    assert len({records.file_name(name).lower() for name in names}) == len(names)
+
+
+def test_a_write_that_is_killed_leaves_what_was_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "cases" / "one.json"
+    write_whole(path, b"before")
+
+    def killed(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(os, "replace", killed)
+    with pytest.raises(KeyboardInterrupt):
+        write_whole(path, b"after")
+    assert path.read_bytes() == b"before"
+    assert list(path.parent.iterdir()) == [path]
+
+
+def test_numbers_of_other_libraries_become_plain_ones() -> None:
+    import numpy as np
+
+    verdict = verdicts.equivalent(
+        PLAN, rows=(verdicts.tensor("w", replay_distance=np.float32(0.5)),)
+    )
+    data = encode(verdict, Verdict)
+    assert type(data["rows"][0]["replay_distance"]) is float
+    assert decode(encode(verdict.card, Card), Card) == verdict.card

@@ -1,0 +1,190 @@
+"""Verdicts and records made by hand, for tests of what is written about them."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from equivtest.compare.verdict import (
+    Card,
+    EventRow,
+    Failure,
+    Finding,
+    Status,
+    TensorRow,
+    UpdateRow,
+    Verdict,
+)
+from equivtest.plan import Plan
+from equivtest.report.record import Record
+
+ENVIRONMENT = {"torch": "2.13.0", "device": "CPU", "python": "3.11.9"}
+NAMES = ("embedding.weight", "blocks.0.attention.weight", "blocks.0.norm.bias", "head.weight")
+
+
+def card(plan: Plan, precision: str = "fp32", **changes: Any) -> Card:
+    values: dict[str, Any] = {
+        "plan": str(plan),
+        "m": "+".join(map(str, plan.sizes)) if isinstance(plan.m, tuple) else str(plan.m),
+        "A": plan.A,
+        "D": plan.D,
+        "processes": plan.processes,
+        "examples": plan.examples,
+        "dp_group": tuple(range(plan.D)),
+        "precision": precision,
+        "device": "cpu",
+        "backend": "gloo",
+        "optimizer": "AdamW",
+        "normalisation": "sum over the group's count",
+        "last_group": "process",
+        "last_group_examples": (),
+        "dropped_examples": (),
+        "microbatches": 2 * plan.A * plan.D,
+        "updates_attempted": 2,
+        "updates_applied": 2,
+        "examples_seen": 2 * plan.examples,
+        "supervised": 1234.0,
+        "scheduler_unit": "applied",
+    }
+    return Card(**(values | changes))
+
+
+def tensor(name: str, update: int = 0, margin: float = 0.2, **changes: Any) -> TensorRow:
+    values: dict[str, Any] = {
+        "update": update,
+        "tensor": name,
+        "shape": (48, 96),
+        "dtype": "torch.float32",
+        "state": "equal" if margin <= 1 else "differs",
+        "replay_distance": margin * 2.5e-7,
+        "replay_tolerance": 2.5e-7,
+        "split_distance": 1.2e-15,
+        "split_tolerance": 2.8e-14,
+        "oracle_distance": max(margin, 0.3) * 9e-7,
+        "oracle_tolerance": 9e-7,
+        "noise_floor": 2.2e-7,
+        "norm": 0.31,
+        "scale": 1.7,
+    }
+    return TensorRow(**(values | changes))
+
+
+def update(number: int, **changes: Any) -> UpdateRow:
+    values: dict[str, Any] = {
+        "update": number,
+        "epoch": 0,
+        "examples": 32,
+        "supervised": 617.0,
+        "applied": True,
+        "loss": 3.412345,
+        "oracle_loss": 3.412346,
+        "lr": 1e-3,
+        "loss_scale": None,
+        "grad_norm": 2.25,
+        "clipped": True,
+        "peak_bytes": None,
+        "replay_bits_equal": True,
+    }
+    return UpdateRow(**(values | changes))
+
+
+def equivalent(
+    plan: Plan, precision: str = "fp32", margin: float = 0.25, **changes: Any
+) -> Verdict:
+    values: dict[str, Any] = {
+        "status": Status.EQUIVALENT,
+        "card": card(plan, precision),
+        "rows": tuple(
+            tensor(name, u, margin / (1 + k + u)) for u in (0, 1) for k, name in enumerate(NAMES)
+        ),
+        "updates": (update(0), update(1)),
+        "ranks": ("agrees with rank 0",) * plan.D,
+        "events": events(plan),
+        "duration_s": 0.125,
+    }
+    return Verdict(**(values | changes))
+
+
+def fault(plan: Plan, precision: str = "fp32", margin: float = 5.3e4, **changes: Any) -> Verdict:
+    finding = Finding(
+        "differs.gradient",
+        "8 of 8 tensors are beyond tolerance: microbatch 1 of replica 0 counts 1.500, not 1.",
+        update=0,
+        rank=0,
+        tensor=NAMES[0],
+        distance=1.3e-2,
+        tolerance=2.5e-7,
+    )
+    values: dict[str, Any] = {
+        "status": Status.FAULT,
+        "findings": (finding, Finding("clip.missing", "The norm is 2.25, the bound 1.", update=1)),
+        "weight_rows": tuple(
+            (0, r, k, 1.0, 1.5 if r == 0 else 1.0, 1e-7)
+            for r in range(plan.D)
+            for k in range(plan.A)
+        ),
+        "notes": ("A reduction ran with every microbatch; one a group is enough.",),
+    }
+    return equivalent(plan, precision, margin, **(values | changes))
+
+
+def error(plan: Plan, precision: str = "fp32") -> Verdict:
+    text = (
+        "rank 1 raised RuntimeError: boom\nTraceback (most recent call last):\n"
+        '  File "loop.py", line 3, in my_loop\n    raise RuntimeError("boom")\nRuntimeError: boom'
+    )
+    return equivalent(
+        plan,
+        precision,
+        status=Status.ERROR,
+        rows=(),
+        updates=(),
+        failure=Failure(text, rank=1, what="raised"),
+    )
+
+
+def not_run(plan: Plan, precision: str = "tf32") -> Verdict:
+    return equivalent(
+        plan,
+        precision,
+        status=Status.NOT_RUN,
+        rows=(),
+        updates=(),
+        events=(),
+        failure=Failure("tf32 needs a CUDA device"),
+    )
+
+
+def events(plan: Plan) -> tuple[EventRow, ...]:
+    happened = []
+    for rank in range(plan.D):
+        for number in (0, 1):
+            for k in range(plan.A):
+                happened += [
+                    EventRow(rank, number, k, "forward"),
+                    EventRow(rank, number, k, "backward"),
+                ]
+            happened.append(EventRow(rank, number, None, "collective", "all_reduce 4,608 elements"))
+            happened += [EventRow(rank, number, None, kind) for kind in ("clip", "applied")]
+    return tuple(happened)
+
+
+def record(verdict: Verdict, experiment: str = "ragged", **changes: Any) -> Record:
+    nodeid = f"cases/test_loop.py::test_it[{verdict.card.plan}-{verdict.card.precision}]"
+    values: dict[str, Any] = {
+        "id": nodeid,
+        "nodeid": nodeid,
+        "experiment": experiment,
+        "loop": "my_loop",
+        "wrap": "DistributedDataParallel",
+        "rerun": f"pytest '{nodeid}'",
+        "environment": ENVIRONMENT,
+        "verdict": verdict,
+    }
+    return Record(**(values | changes))
+
+
+def nothing_finite(plan: Plan) -> Verdict:
+    """A verdict with each float that JSON has no word for."""
+    row = tensor(NAMES[0], replay_distance=math.nan, oracle_distance=math.inf, norm=-math.inf)
+    return equivalent(plan, rows=(row,), updates=(update(0, loss=math.nan),))
