@@ -21,7 +21,7 @@ class CountError(ValueError):
 
 
 class Batches:
-    """The batches of one experiment: floating tensors rounded to ``stored``, then held in ``dtype``.
+    """The batches of one experiment: floats rounded to ``stored``, then held in ``dtype``.
 
     The oracle holds float64 copies of what the candidate stored (``stored`` bfloat16, say): it must
     start from the candidate's inputs, not from better ones.
@@ -66,7 +66,9 @@ class Batches:
                 "collate gives another structure for two examples than for one, so a batch without "
                 "examples cannot be made for the last group: return tensors with a batch axis"
             )
-        return tree_unflatten([_without_examples(a, b) for a, b in zip(one, two, strict=True)], spec)
+        return tree_unflatten(
+            [_without_examples(a, b) for a, b in zip(one, two, strict=True)], spec
+        )
 
 
 def _without_examples(one: Any, two: Any) -> Any:

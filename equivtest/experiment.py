@@ -129,6 +129,8 @@ class Group(Sequence[Any]):
         update: number of the update, from 0.
     """
 
+    count: Any  # also the name of a method of Sequence, which a group has no use for
+
     def __init__(
         self,
         fetch: Callable[[int], Any],
@@ -168,14 +170,15 @@ class Rank:
         optimizer: what ``Experiment.optimizer`` made (may be a mapping), like ``scheduler``,
             ``scaler`` and ``average``.
         groups: the groups of the attempted updates, in order.
-        D: data-parallel replicas; ``dp_rank`` is this one's number, ``dp_group`` their process group.
+        D: data-parallel replicas; ``dp_rank`` is this one's number, ``dp_group`` their process
+            group.
         device: where the model is.
         loss: the experiment's loss function.
         dataset: the experiment's data, for a framework that brings its own loader.
         scheduler_unit, clip_norm: the experiment's.
     """
 
-    model: nn.Module
+    model: Any
     module: nn.Module
     optimizer: Any
     scheduler: Any

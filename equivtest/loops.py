@@ -11,6 +11,7 @@ import contextlib
 from collections.abc import Mapping
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.nn.utils import clip_grad_norm_
 
@@ -45,7 +46,8 @@ def normalised(loss: LossResult, group: Group) -> Tensor:
     """The microbatch's share of the group's loss: its sum over the *group's* count, not its own."""
     if isinstance(loss, Loss):
         return loss.total / group.count
-    return sum((term.total / group.count[name] for name, term in loss.items()), start=0.0)  # type: ignore[return-value]
+    shares = [term.total / group.count[name] for name, term in loss.items()]
+    return torch.stack(shares).sum()
 
 
 def update(rank: Rank, optimizers: list[Any]) -> bool:

@@ -1,7 +1,7 @@
 """Plans: how the examples of one update are cut into microbatches, accumulations and replicas.
 
-Pure arithmetic, no torch: the same functions tell the ranks, the reference arms and the report which
-example goes where.
+Pure arithmetic, no torch: the same functions tell the ranks, the reference arms and the report
+which example goes where.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ class PlanError(ValueError):
 
 @dataclass(frozen=True)
 class Plan:
-    """A decomposition of one update: ``m`` examples a microbatch, ``A`` accumulations, ``D`` replicas.
+    """``m`` examples a microbatch, ``A`` accumulations, ``D`` replicas: one update, cut.
 
     Args:
-        m: examples of one forward pass on one replica; a tuple of ``A`` sizes where the microbatches
-            of a replica are unequal.
+        m: examples of one forward pass on one replica; a tuple of ``A`` sizes where the
+            microbatches of a replica are unequal.
         A: microbatches per replica per update.
         D: data-parallel replicas. Each may span ``tp * pp`` processes, which share its examples.
         tp, pp: tensor- and pipeline-parallel processes of one replica.
@@ -70,7 +70,11 @@ class Plan:
     @property
     def arithmetic(self) -> str:
         """The product in figures, for messages: ``2 x 8 x 2 = 32``."""
-        m = f"({' + '.join(map(str, self.sizes))})" if isinstance(self.m, tuple) else f"{self.m} x {self.A}"
+        m = (
+            f"({' + '.join(map(str, self.sizes))})"
+            if isinstance(self.m, tuple)
+            else f"{self.m} x {self.A}"
+        )
         return f"{m} x {self.D} = {self.examples}"
 
     def __str__(self) -> str:
@@ -114,8 +118,9 @@ def comparable(candidates: Iterable[Plan]) -> int:
         first = first or plan
         if plan.examples != first.examples:
             raise PlanError(
-                f"{first} is {first.arithmetic} examples per update and {plan} is {plan.arithmetic}: "
-                "different products are different experiments; compare plans of one product"
+                f"{first} is {first.arithmetic} examples per update and {plan} is "
+                f"{plan.arithmetic}: different products are different experiments; compare plans "
+                "of one product"
             )
     if first is None:
         raise PlanError("no plan was given: pass at least one Plan(m, A, D)")
@@ -235,7 +240,7 @@ def _needed(sizes: Sequence[int], share: int) -> int:
 
 
 def _spread(sizes: Sequence[int], share: int) -> list[int]:
-    """Fill microbatches in order, keeping one example back for each that follows while they last."""
+    """Fill microbatches in order, keeping one example for each that follows while they last."""
     taken = []
     for k, size in enumerate(sizes):
         following = len(sizes) - k - 1

@@ -6,6 +6,7 @@ import random
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import numpy as np
 import torch
@@ -26,14 +27,15 @@ def seed_everything(seed: int, replica: int = 0) -> None:
 def deterministic() -> Iterator[None]:
     """Deterministic algorithms, and no time spent on filling uninitialised memory."""
     before = torch.are_deterministic_algorithms_enabled()
-    fill = torch.utils.deterministic.fill_uninitialized_memory
+    settings: Any = torch.utils.deterministic
+    fill = settings.fill_uninitialized_memory
     torch.use_deterministic_algorithms(True)
-    torch.utils.deterministic.fill_uninitialized_memory = False
+    settings.fill_uninitialized_memory = False
     try:
         yield
     finally:
         torch.use_deterministic_algorithms(before)
-        torch.utils.deterministic.fill_uninitialized_memory = fill
+        settings.fill_uninitialized_memory = fill
 
 
 def build(experiment: Experiment, dtype: torch.dtype, device: str = "cpu") -> nn.Module:
@@ -46,9 +48,7 @@ def build(experiment: Experiment, dtype: torch.dtype, device: str = "cpu") -> nn
     seed_everything(experiment.seed)
     module = experiment.model()
     if not isinstance(module, nn.Module):
-        raise TypeError(
-            f"model() returned a {type(module).__name__}: return a torch.nn.Module"
-        )
+        raise TypeError(f"model() returned a {type(module).__name__}: return a torch.nn.Module")
     module = module.to(device)
     if dtype is not torch.float32:
         module = module.to(dtype)

@@ -67,7 +67,7 @@ class Whole:
         return self._once(("permuted", k), lambda: self._unscaled(self._run(self._order(k))))
 
     def jittered(self, k: int) -> Sum:
-        """The same with every parameter moved by up to two units in its last place."""
+        """The same with every parameter moved by up to a unit in its last place."""
         return self._once(("jittered", k), lambda: self._unscaled(self._jittered_run(k)))
 
     def third(self) -> Sum:
@@ -91,7 +91,7 @@ class Whole:
 
     @cached_property
     def coupled(self) -> bool:
-        """Single examples do not add up to the whole (or cannot be run): examples see each other."""
+        """Single examples do not add up to the whole, or cannot be run: they see each other."""
         return self._parts[2]
 
     @cached_property
@@ -139,8 +139,7 @@ class Whole:
         generator = torch.Generator().manual_seed(k)
         eps = torch.finfo(self.bench.dtype).eps
         moved = {
-            name: p.to(self.bench.dtype, copy=True)
-            for name, p in self.state.parameters.items()
+            name: p.to(self.bench.dtype, copy=True) for name, p in self.state.parameters.items()
         }
         for p in moved.values():
             units = torch.randint(-2, 3, p.shape, generator=generator)

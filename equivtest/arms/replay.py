@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from equivtest.arms.bench import Bench, Factor, Pass
+from equivtest.arms.bench import Bench, Pass
 from equivtest.batches import Batches, Counts
 from equivtest.compare.distance import accumulate, norms
 from equivtest.observe.trace import MicrobatchTrace, Tensors

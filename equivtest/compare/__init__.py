@@ -1,1 +1,1 @@
-"""Distances, noise floor, tolerance, continuity, optimizer replay, verdict: traces in, records out."""
+"""Distances, noise floor, tolerance, continuity, optimizer replay: traces in, a verdict out."""

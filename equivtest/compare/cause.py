@@ -6,7 +6,7 @@ from enum import StrEnum
 
 
 class Cause(StrEnum):
-    """A named way in which a case is beside its plan. The value is what users write in ``expect``."""
+    """A named way in which a case is beside its plan; the value is what ``expect`` takes."""
 
     prose: str
 

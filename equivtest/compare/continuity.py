@@ -51,9 +51,7 @@ def _first(rank: int, update: UpdateTrace, initial: Tensors) -> Iterator[Finding
             )
 
 
-def _between(
-    rank: int, u: int, previous: UpdateTrace, update: UpdateTrace
-) -> Iterator[Finding]:
+def _between(rank: int, u: int, previous: UpdateTrace, update: UpdateTrace) -> Iterator[Finding]:
     yield from _same(
         rank, u, previous.after, update.start.parameters, f"between update {u - 1} and {u}"
     )
@@ -71,9 +69,7 @@ def _between(
         )
 
 
-def _same(
-    rank: int, u: int, expected: Tensors, found: Tensors, when: str
-) -> Iterator[Finding]:
+def _same(rank: int, u: int, expected: Tensors, found: Tensors, when: str) -> Iterator[Finding]:
     for name in sorted(expected.keys() | found.keys()):
         if name not in expected or name not in found:
             yield Finding(

@@ -228,7 +228,9 @@ def decides(
     fault if weights by microbatch explain the gradient and differ from the plan's, or if C fails.
     """
     beyond = [t for t, one in enumerate(a) if not one.within]
-    shared = replay.shared or (bool(a) and median([one.distance / (one.tolerance or 1.0) for one in a]) <= 1.0)
+    shared = replay.shared or (
+        bool(a) and median([one.distance / (one.tolerance or 1.0) for one in a]) <= 1.0
+    )
     weighed = (
         weights is not None
         and bool(weights.differ())

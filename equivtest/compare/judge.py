@@ -369,9 +369,9 @@ class _Judge:
             f"update {u} was skipped: its gradient overflows in {self.case.precision.name} at loss "
             f"scale {seen[0].scale or 1:g}, in the replay as well; it is not judged"
         )
-        if seen[0].scale is not None and seen[0].scale_after is not None:
-            if not seen[0].scale_after < seen[0].scale:
-                self._find(Cause.SKIP, f"the loss scale did not fall after update {u} was skipped", u)
+        before, after = seen[0].scale, seen[0].scale_after
+        if before is not None and after is not None and after >= before:
+            self._find(Cause.SKIP, f"the loss scale did not fall after update {u} was skipped", u)
         return True
 
     def _buffers(self, u: int, replay: Replay, seen: Sequence[UpdateTrace]) -> None:
@@ -502,9 +502,7 @@ def _telling(findings: Sequence[Finding]) -> tuple[Finding, ...]:
     return tuple(sorted(kept, key=lambda f: (order.get(f.cause, len(order)), f.update or 0)))  # type: ignore[call-overload]
 
 
-def _loss(
-    seen: Sequence[UpdateTrace], replay: Replay, counts: dict[str, float]
-) -> float | None:
+def _loss(seen: Sequence[UpdateTrace], replay: Replay, counts: dict[str, float]) -> float | None:
     """The candidate's normalised loss, where its losses are those that the replay made."""
     total = 0.0
     for r, update in enumerate(seen):
@@ -533,4 +531,3 @@ def _told(weights: Weights | None, tolerance: float) -> str:
 
 def _over(distance: float, tolerance: float) -> float:
     return distance / tolerance if tolerance > 0 else math.inf
-

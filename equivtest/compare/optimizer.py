@@ -131,11 +131,13 @@ def same_hyperparameters(seen: Mapping[str, Any], wanted: Mapping[str, Any]) -> 
 def _rebuilt_updated(
     before: Tensors, gradient: Gradients, seen: OptimizerTrace, convert: Any
 ) -> tuple[dict[str, Tensor], dict[str, dict[str, Any]]]:
-    parameters = {n: nn.Parameter(convert(p.detach())) for n, p in before.items() if n in seen.names}
+    parameters = {
+        n: nn.Parameter(convert(p.detach())) for n, p in before.items() if n in seen.names
+    }
     for name, parameter in parameters.items():
         held = gradient.get(name)
         parameter.grad = None if held is None else convert(held)
-    optimizer: Optimizer = seen.kind.__new__(seen.kind)
+    optimizer: Optimizer = object.__new__(seen.kind)
     optimizer.__setstate__(
         {
             "defaults": dict(seen.defaults),
@@ -188,5 +190,9 @@ def _widened(tensor: Tensor) -> Tensor:
 
 def _same_value(a: Any, b: Any) -> bool:
     if isinstance(a, Tensor) or isinstance(b, Tensor):
-        return a is not None and b is not None and bool(torch.equal(torch.as_tensor(a), torch.as_tensor(b)))
+        return (
+            a is not None
+            and b is not None
+            and bool(torch.equal(torch.as_tensor(a), torch.as_tensor(b)))
+        )
     return bool(a == b)

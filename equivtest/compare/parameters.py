@@ -41,9 +41,7 @@ class ParameterJudge:
         """Clip, hyperparameters, parameters, state and averages of update ``u``."""
         update = self._trace.updates[u]
         self._expected.advance(
-            scheduler_calls(
-                self._experiment.scheduler_unit, self._trace, self._case.groups, u
-            )
+            scheduler_calls(self._experiment.scheduler_unit, self._trace, self._case.groups, u)
         )
         found = [] if not update.applied else list(self._clip(u, update))
         for seen in update.optimizers:
@@ -207,7 +205,10 @@ class ParameterJudge:
             return f"; its own {seen.kind.__name__} could not be cloned ({error})"
         if all(same_values(update.after.get(n), after[n]) for n in seen.names):
             return f"; the loop's own {seen.kind.__name__} does give them: it is another optimizer"
-        return f"; the loop's own {seen.kind.__name__} does not give them either: code beside it moved them"
+        return (
+            f"; the loop's own {seen.kind.__name__} does not give them either: code beside it "
+            "moved them"
+        )
 
     def _state(
         self, u: int, seen: OptimizerTrace, expected: Mapping[str, Mapping[str, Any]]
@@ -289,9 +290,7 @@ def _other_optimizer(u: int, seen: OptimizerTrace) -> Finding:
 
 
 def _all_same(a: Mapping[str, Tensor | None], b: Mapping[str, Tensor | None]) -> bool:
-    return all(
-        (a[n] is None and b.get(n) is None) or _same_dense(a[n], b.get(n)) for n in a
-    )
+    return all((a[n] is None and b.get(n) is None) or _same_dense(a[n], b.get(n)) for n in a)
 
 
 def _same_dense(a: Tensor | None, b: Tensor | None) -> bool:

@@ -67,7 +67,9 @@ def examples(case: Case, trace: Trace) -> Iterator[Finding]:
             )
 
 
-def precision_applied(case: Case, trace: Trace, seen_in_replay: frozenset[str]) -> Iterator[Finding]:
+def precision_applied(
+    case: Case, trace: Trace, seen_in_replay: frozenset[str]
+) -> Iterator[Finding]:
     """The low dtype that the replay's forward used is among those that the candidate's did."""
     if case.precision.autocast is None:
         return
@@ -77,8 +79,9 @@ def precision_applied(case: Case, trace: Trace, seen_in_replay: frozenset[str]) 
         if low in seen_in_replay and update.microbatches and low not in seen:
             yield Finding(
                 Cause.NOT_APPLIED,
-                f"the forwards of update {u} of rank {trace.rank} saved {', '.join(seen) or 'nothing'}"
-                f"; under {case.precision.name} they save {', '.join(sorted(seen_in_replay))}",
+                f"the forwards of update {u} of rank {trace.rank} saved "
+                f"{', '.join(seen) or 'nothing'}; under {case.precision.name} they save "
+                f"{', '.join(sorted(seen_in_replay))}",
                 update=u,
                 rank=trace.rank,
             )

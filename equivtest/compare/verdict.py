@@ -6,7 +6,7 @@ import math
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from equivtest.compare.cause import Cause
 
@@ -53,7 +53,7 @@ class TensorRow:
     """One tensor in one update, under the three comparisons (distances relative to their scale).
 
     ``replay_*`` is comparison A, ``split_*`` B, ``oracle_*`` C; None where it was not computed.
-    ``state`` is ``equal``, ``rounding`` (beyond A and acquitted by C), ``differs`` or ``not judged``.
+    ``state`` is ``equal``, ``rounding`` (beyond A, acquitted by C), ``differs`` or ``not judged``.
     """
 
     update: int

@@ -311,7 +311,8 @@ class Observer:
         if not callable(closure):
             if id(optimizer) not in self._open.optimizers or id(optimizer) in self._open.ran:
                 self._attempt(optimizer)
-            self._refresh(optimizer)
+            else:
+                self._refresh(optimizer)
             return None
         self._closures = 0
 
@@ -320,7 +321,6 @@ class Observer:
             self._closures += 1
             if self._closures == 1:
                 self._attempt(optimizer)
-                self._refresh(optimizer)
             return result
 
         if "closure" in kwargs:

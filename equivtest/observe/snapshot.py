@@ -1,4 +1,4 @@
-"""Copies of what must not be lost, sharing every tensor that has not changed since the last copy."""
+"""Copies of what must not be lost; a tensor that has not changed is held once."""
 
 from __future__ import annotations
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
+from torch.optim import Optimizer
 
 Tensors = Mapping[str, Tensor]
 Gradients = Mapping[str, Tensor | None]
@@ -76,7 +77,7 @@ class OptimizerTrace:
         closures: evaluations of a closure inside the update.
     """
 
-    kind: type
+    kind: type[Optimizer]
     defaults: Mapping[str, Any]
     groups: tuple[tuple[tuple[str, ...], Mapping[str, Any]], ...]
     state_before: Mapping[str, Mapping[str, Any]]
@@ -129,7 +130,7 @@ class Trace:
     Attributes:
         updates: the attempted updates.
         left_over: microbatches that ran after the last attempted update.
-        groups_after: param groups when the loop ended, by optimizer as in ``OptimizerTrace.groups``.
+        groups_after: param groups when the loop ended, as in ``OptimizerTrace.groups``.
         refusal: why torch cannot run the case here; nothing else was recorded then.
     """
 
