@@ -15,7 +15,9 @@ from equivtest.plan import comparable, layout
 @pytest.mark.parametrize(
     ("m", "A", "D", "examples"), [(2, 8, 2, 32), (1, 16, 2, 32), (4, 4, 2, 32), (2, 8, 1, 16)]
 )
-def test_a_plan_has_m_times_A_times_D_examples(m: int, A: int, D: int, examples: int) -> None:
+def test_a_plan_has_the_product_of_its_sizes_in_examples(
+    m: int, A: int, D: int, examples: int
+) -> None:
     assert Plan(m, A, D).examples == examples
 
 
@@ -191,6 +193,12 @@ def test_the_last_group_is_dropped_and_its_examples_are_named_in_the_next() -> N
     assert not any(group.partial for group in groups)
 
 
+def test_dropped_examples_are_named_once() -> None:
+    # 9 = 2 groups of 4 + 1, an epoch.
+    groups = layout(Plan(2, 2, 1), 9, updates=4, last_group="drop")
+    assert [group.dropped for group in groups] == [(), (), (8,), ()]
+
+
 def test_dropping_the_only_group_is_refused_with_its_arithmetic() -> None:
     with pytest.raises(PlanError, match=r"leaves no group: 5 examples.*2 x 2 x 2 = 8"):
         layout(Plan(2, 2, 2), 5, updates=1, last_group="drop")
@@ -315,6 +323,4 @@ def test_plans_are_distinct_and_of_their_product(B: int, max_D: int) -> None:
     assert all(p.examples == B and p.D <= max_D for p in found)
     assert len(set(found)) == len(found)
     # The number of (D, A) with D | B and A | B / D, counted by trial.
-    assert len(found) == sum(
-        B % (D * A) == 0 for D in range(1, max_D + 1) for A in range(1, B + 1)
-    )
+    assert len(found) == sum(B % (D * A) == 0 for D in range(1, max_D + 1) for A in range(1, B + 1))
