@@ -19,6 +19,9 @@ from equivtest.pool import Pool, RankFailed, Shared, current_pool
 from equivtest.precision import precision as precision_called
 from equivtest.precision import refusal
 
+REFUSALS = ("NotImplementedError",)
+"""Exceptions in equivtest's own recipe that are torch's limits, not mistakes of an experiment."""
+
 _shared: dict[int, Shared] = {}
 
 
@@ -94,6 +97,8 @@ def _failed(
             reason = pool.solo(refused, shared, case)
         except RankFailed:
             reason = None
+        if reason is None and case.loop is None and failure.exception_type in REFUSALS:
+            reason = f"torch refuses it: {failure.exception_message}"  # the recipe is not at fault
         if reason is not None:
             return _not_run(experiment, case, reason)
     return _error(experiment, case, failure)

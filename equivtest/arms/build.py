@@ -49,15 +49,25 @@ def build(experiment: Experiment, dtype: torch.dtype, device: str = "cpu") -> nn
     module = experiment.model()
     if not isinstance(module, nn.Module):
         raise TypeError(f"model() returned a {type(module).__name__}: return a torch.nn.Module")
-    module = module.to(device)
-    if dtype is not torch.float32:
-        module = module.to(dtype)
+    _cast(module.to(device), dtype)
     if not any(p.requires_grad for p in module.parameters()):
         raise ValueError(
             f"model() returned a {type(module).__name__} without trainable parameters: "
             "nothing can be compared"
         )
     return module
+
+
+def _cast(module: nn.Module, dtype: torch.dtype) -> None:
+    """Cast floating parameters and buffers, complex ones to the dtype's complex twin.
+
+    ``Module.to`` would drop the imaginary parts.
+    """
+    for held in (*module.parameters(), *module.buffers()):
+        if held.is_complex():
+            held.data = held.data.to(dtype.to_complex())
+        elif held.is_floating_point():
+            held.data = held.data.to(dtype)
 
 
 @contextmanager

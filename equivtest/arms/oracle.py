@@ -12,7 +12,7 @@ from torch import Tensor
 
 from equivtest.arms.bench import Bench, Factor, Pass
 from equivtest.batches import Batches, CountError, Counts
-from equivtest.compare.distance import accumulate, difference, norms
+from equivtest.compare.distance import accumulate, dense, difference, norms, wide
 from equivtest.observe.trace import State
 
 Sum = list[Tensor | None]
@@ -156,9 +156,7 @@ class Whole:
 
     def _unscaled(self, run: Pass, extra: float = 1.0) -> Sum:
         inverse = 1.0 / (self.loss_scale * extra)
-        return [
-            None if g is None else _dense(g).to(_wide(g.dtype)) * inverse for g in run.gradients
-        ]
+        return [None if g is None else dense(g).to(wide(g.dtype)) * inverse for g in run.gradients]
 
     def _once(self, key: tuple[object, ...], run: object) -> Sum:
         if key not in self._runs:
@@ -180,11 +178,3 @@ class Whole:
                     f"{counted[term]:g} on the same {len(self.ids)} examples in one batch: count "
                     "must give the supervised elements that Loss.count gives, for any split"
                 )
-
-
-def _dense(gradient: Tensor) -> Tensor:
-    return gradient.to_dense() if gradient.layout is not torch.strided else gradient
-
-
-def _wide(dtype: torch.dtype) -> torch.dtype:
-    return torch.complex128 if dtype.is_complex else torch.float64

@@ -187,17 +187,19 @@ class _Factors:
         factor = wanted
         if self._seen is not None:
             given = self._seen.factors[k] if k < len(self._seen.factors) else None
-            if given is None or given == 0.0 or not math.isfinite(given):
+            if given is None or given == 0.0:
                 self.observed = False
             else:
                 factor = given
-        self._corrections.append(1.0 / self._counts[term] / factor)
+        # A factor that overflowed is no weight to put right: the gradient overflows with it.
+        if math.isfinite(factor):
+            self._corrections.append(1.0 / self._counts[term] / factor)
         return factor
 
     @property
     def correction(self) -> float:
         """Times the microbatch's gradient: its share of the gradient that the plan asks for."""
-        return self._corrections[0] if self._corrections else 0.0
+        return self._corrections[0] if self._corrections else 1.0
 
     @property
     def uneven(self) -> bool:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from equivtest.compare.cause import Cause
-from equivtest.compare.distance import distance, norm, ratio
+from equivtest.compare.distance import dense, distance, norm, ratio
 from equivtest.compare.verdict import Finding
 from equivtest.observe.trace import Tensors, Trace, UpdateTrace
 
@@ -169,6 +169,7 @@ def same_values(a: Any, b: Any) -> bool:
         return True
     if not isinstance(a, Tensor) or not isinstance(b, Tensor):
         return not isinstance(a, Tensor) and not isinstance(b, Tensor) and bool(a == b)
+    a, b = dense(a), dense(b)
     if a.shape != b.shape or a.dtype != b.dtype:
         return False
     if torch.equal(a, b):
@@ -205,7 +206,7 @@ def _disagreements(first: Trace, other: Trace) -> Iterator[Finding]:
             ("clipped gradient", a.clipped, b.clipped),
             ("parameter after the update", a.after, b.after),
         ):
-            odd = [n for n in mine if not _agree(mine[n], theirs.get(n))]
+            odd = [n for n in mine if not same_values(mine[n], theirs.get(n))]
             if odd:
                 found = ratio(distance(theirs.get(odd[0]), mine[odd[0]]), norm(mine[odd[0]]))
                 yield Finding(
@@ -219,13 +220,3 @@ def _disagreements(first: Trace, other: Trace) -> Iterator[Finding]:
                     tolerance=0.0,
                 )
                 break
-
-
-def _agree(a: Tensor | None, b: Tensor | None) -> bool:
-    if a is None or b is None:
-        return a is b
-    if a.layout is not torch.strided:
-        a = a.to_dense()
-    if b.layout is not torch.strided:
-        b = b.to_dense()
-    return same_values(a, b)

@@ -16,7 +16,7 @@ def norm(tensor: Tensor | None) -> float:
     if tensor is None or tensor.numel() == 0:
         return 0.0
     dense = tensor.to_dense() if tensor.layout is not torch.strided else tensor
-    return float(torch.linalg.vector_norm(dense, dtype=_wide(dense.dtype)))
+    return float(torch.linalg.vector_norm(dense, dtype=wide(dense.dtype)))
 
 
 def norms(tensors: MaybeTensors) -> list[float]:
@@ -34,8 +34,8 @@ def distance(a: Tensor | None, b: Tensor | None) -> float:
         return _finite(norm(only))
     if a.shape != b.shape:
         return math.inf
-    wide = _wide(a.dtype)
-    return _finite(norm(_dense(a).to(wide) - _dense(b).to(wide)))
+    dtype = wide(a.dtype)
+    return _finite(norm(dense(a).to(dtype) - dense(b).to(dtype)))
 
 
 def difference(a: MaybeTensors, b: MaybeTensors) -> list[float]:
@@ -48,12 +48,11 @@ def accumulate(total: list[Tensor | None], part: MaybeTensors, weight: float = 1
     for t, addend in enumerate(part):
         if addend is None:
             continue
-        dense = _dense(addend)
         held = total[t]
         if held is None:
-            total[t] = dense.to(_wide(dense.dtype)) * weight
+            total[t] = dense(addend).to(wide(addend.dtype)) * weight
         else:
-            held.add_(dense, alpha=weight)
+            held.add_(dense(addend), alpha=weight)
 
 
 def all_finite(tensors: MaybeTensors) -> bool:
@@ -72,9 +71,11 @@ def _finite(value: float) -> float:
     return value if math.isfinite(value) else math.inf
 
 
-def _dense(tensor: Tensor) -> Tensor:
+def dense(tensor: Tensor) -> Tensor:
+    """The tensor itself, or a sparse one with its zeros."""
     return tensor.to_dense() if tensor.layout is not torch.strided else tensor
 
 
-def _wide(dtype: torch.dtype) -> torch.dtype:
+def wide(dtype: torch.dtype) -> torch.dtype:
+    """complex128 for complex dtypes, float64 for others."""
     return torch.complex128 if dtype.is_complex else torch.float64

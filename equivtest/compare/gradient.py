@@ -11,7 +11,7 @@ import torch
 
 from equivtest.arms.oracle import JITTERS, PERMUTATIONS, Whole
 from equivtest.arms.replay import Replay
-from equivtest.compare.distance import MaybeTensors, difference, distance, norm, ratio
+from equivtest.compare.distance import MaybeTensors, dense, difference, distance, norm, ratio
 from equivtest.compare.tolerance import (
     FLOAT64_CAP,
     NULL,
@@ -253,8 +253,4 @@ def vanished(gradients: Sequence[MaybeTensors], truth: MaybeTensors, t: int) -> 
     if wanted is None or not bool(torch.count_nonzero(wanted)):
         return False
     held = [gradient[t] for gradient in gradients]
-    return all(g is not None and not bool(torch.count_nonzero(_dense(g))) for g in held)
-
-
-def _dense(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.to_dense() if tensor.layout is not torch.strided else tensor
+    return all(g is not None and not bool(torch.count_nonzero(dense(g))) for g in held)

@@ -498,8 +498,13 @@ def _telling(findings: Sequence[Finding]) -> tuple[Finding, ...]:
     if Cause.HYPERPARAMETERS in causes:
         consequences |= {Cause.PARAMETERS}
     order = {cause: k for k, cause in enumerate(ORDER)}
-    kept = [f for f in findings if f.cause not in consequences]
-    return tuple(sorted(kept, key=lambda f: (order.get(f.cause, len(order)), f.update or 0)))  # type: ignore[call-overload]
+    kept: dict[tuple[object, ...], Finding] = {}
+    for f in findings:  # the same on several ranks is said once
+        if f.cause not in consequences:
+            kept.setdefault((f.cause, f.update, f.tensor), f)
+    return tuple(
+        sorted(kept.values(), key=lambda f: (order.get(f.cause, len(order)), f.update or 0))  # type: ignore[call-overload]
+    )
 
 
 def _loss(seen: Sequence[UpdateTrace], replay: Replay, counts: dict[str, float]) -> float | None:

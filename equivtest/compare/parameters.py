@@ -290,17 +290,7 @@ def _other_optimizer(u: int, seen: OptimizerTrace) -> Finding:
 
 
 def _all_same(a: Mapping[str, Tensor | None], b: Mapping[str, Tensor | None]) -> bool:
-    return all((a[n] is None and b.get(n) is None) or _same_dense(a[n], b.get(n)) for n in a)
-
-
-def _same_dense(a: Tensor | None, b: Tensor | None) -> bool:
-    if a is None or b is None:
-        return a is b
-    if a.layout is not torch.strided:
-        a = a.to_dense()
-    if b.layout is not torch.strided:
-        b = b.to_dense()
-    return same_values(a, b)
+    return all(same_values(a[n], b.get(n)) for n in a)
 
 
 def _apart(a: Mapping[str, Tensor | None], b: Mapping[str, Tensor | None]) -> float:

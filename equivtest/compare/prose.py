@@ -1,13 +1,13 @@
-"""A verdict in words: what is wrong, why we think so, what to change, then the numbers."""
+"""A verdict in words: what is wrong, why we think so, what to change, then the figures."""
 
 from __future__ import annotations
 
 import textwrap
 from collections.abc import Iterable, Sequence
 
+from equivtest.compare import figures
 from equivtest.compare.cause import Cause
 from equivtest.compare.verdict import Finding, Status, TensorRow, Verdict
-from equivtest.report import numbers
 
 _WIDTH = 98
 _FINDINGS = 4
@@ -90,9 +90,9 @@ def judged(verdict: Verdict) -> str:
     """How much an acquittal rests on."""
     names = {row.tensor for row in verdict.rows}
     parts = [
-        numbers.several(len(names), "tensor"),
-        numbers.several(len(verdict.updates), "update"),
-        f"largest margin {numbers.margin(verdict.margin)} of 1",
+        figures.several(len(names), "tensor"),
+        figures.several(len(verdict.updates), "update"),
+        f"largest margin {figures.margin(verdict.margin)} of 1",
     ]
     left_out = not_judged(verdict)
     return ", ".join(parts) + (f"; not judged: {left_out}" if left_out else "")
@@ -127,7 +127,7 @@ def worst_tensors(verdict: Verdict, limit: int = _TENSORS) -> list[str]:
     cells: list[tuple[str, ...]] = [head]
     cells += [_cells(row) for row in rows]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    count = f"{beyond} of {numbers.several(len(verdict.rows), 'row')} beyond tolerance"
+    count = f"{beyond} of {figures.several(len(verdict.rows), 'row')} beyond tolerance"
     return [f"Worst tensors ({count}):", *(_aligned(row, widths) for row in cells)]
 
 
@@ -145,10 +145,10 @@ def _cells(row: TensorRow) -> tuple[str, ...]:
     return (
         _shortened(row.tensor),
         str(row.update),
-        numbers.distance(distance),
-        numbers.distance(tolerance),
-        numbers.margin(row.margin),
-        numbers.distance(row.noise_floor),
+        figures.distance(distance),
+        figures.distance(tolerance),
+        figures.margin(row.margin),
+        figures.distance(row.noise_floor),
         compared_with,
     )
 
@@ -157,7 +157,7 @@ def _why(verdict: Verdict) -> list[str]:
     texts = [finding_text(finding) for finding in verdict.findings[:_FINDINGS]]
     more = len(verdict.findings) - _FINDINGS
     if more > 0:
-        texts.append(f"and {numbers.several(more, 'more finding')}")
+        texts.append(f"and {figures.several(more, 'more finding')}")
     return _labelled("Evidence", texts)
 
 
@@ -214,7 +214,7 @@ def _labelled(label: str, texts: Iterable[str]) -> list[str]:
 
 def _named(names: Sequence[str], noun: str) -> str:
     shown = ", ".join(names[:3]) + (", …" if len(names) > 3 else "")
-    return f"{numbers.several(len(names), noun)} ({shown})"
+    return f"{figures.several(len(names), noun)} ({shown})"
 
 
 def _aligned(cells: Sequence[str], widths: Sequence[int]) -> str:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from equivtest.compare.distance import MaybeTensors, norm, ratio
+from equivtest.compare.distance import MaybeTensors, dense, norm, ratio, wide
 from equivtest.compare.tolerance import WEIGHT_ROUNDOFFS, WEIGHT_SIGMAS
 
 IDENTIFIABLE = 1e-12
@@ -110,9 +110,8 @@ def _real(tensor: Tensor | None, like: Tensor) -> Tensor:
 def _difference(a: Tensor | None, b: Tensor | None) -> Tensor | None:
     if a is None:
         return None if b is None else -b
-    dense = a.to_dense() if a.layout is not torch.strided else a
-    wide = dense.to(torch.complex128 if dense.is_complex() else torch.float64)
-    return wide if b is None else wide - b
+    widened = dense(a).to(wide(a.dtype))
+    return widened if b is None else widened - b
 
 
 def _same_shape(a: Tensor | None, b: Tensor | None) -> bool:

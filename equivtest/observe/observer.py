@@ -6,7 +6,7 @@ what happened. Nothing that is watched is changed, and no random number is drawn
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -346,14 +346,24 @@ class Observer:
             state_before=state,
             state_after=state,
         )
-        update.before.update(self._parameters())
-        update.clipped.update(self._gradients())
+        own = {names[id(p)] for g in optimizer.param_groups for p in g["params"] if id(p) in names}
+        if not update.before:
+            update.before = self._parameters()
+        self._take_gradients(own)
         self._event("update attempted", type(optimizer).__name__)
 
     def _refresh(self, optimizer: Optimizer) -> None:
         """The optimizer runs now: a scaler may have unscaled since the attempt."""
-        if id(optimizer) in self._open.optimizers:
-            self._open.clipped.update(self._gradients())
+        seen = self._open.optimizers.get(id(optimizer))
+        if seen is not None:
+            self._take_gradients(seen.names)
+
+    def _take_gradients(self, own: Collection[str]) -> None:
+        """Gradients at the update: an optimizer's own, and at the first attempt all others'."""
+        clipped = self._open.clipped
+        for name, gradient in self._gradients().items():
+            if name in own or name not in clipped:
+                clipped[name] = gradient
 
     def _on_updated(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         update = self._open

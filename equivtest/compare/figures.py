@@ -1,0 +1,66 @@
+"""How figures are written, the same on the page, in the terminal and in messages."""
+
+from __future__ import annotations
+
+import math
+
+ABSENT = "–"
+
+
+def distance(value: float | None) -> str:
+    """A relative distance, tolerance or floor: two significant digits."""
+    if value is None:
+        return ABSENT
+    return "0" if value == 0 else _compact(f"{value:.1e}")
+
+
+def margin(value: float | None) -> str:
+    """Distance over tolerance: two decimals while they mean something."""
+    if value is None or math.isnan(value):
+        return ABSENT
+    if value == 0:
+        return "0"
+    if value < 0.005:
+        return "<0.01"
+    return f"{value:.2f}" if value < 99.995 else _compact(f"{value:.1e}")
+
+
+def quantity(value: float | None) -> str:
+    """A loss, a learning rate, a scale: six significant digits, whole numbers whole."""
+    if value is None:
+        return ABSENT
+    if math.isfinite(value) and value == int(value) and abs(value) < 1e15:
+        return f"{int(value):,}"
+    return _compact(f"{value:.6g}")
+
+
+def size(value: int | None) -> str:
+    """Bytes in binary units."""
+    if value is None:
+        return ABSENT
+    amount = float(value)
+    for unit in ("B", "KiB", "MiB"):
+        if amount < 1024:
+            return f"{amount:.0f} {unit}" if unit == "B" else f"{amount:.1f} {unit}"
+        amount /= 1024
+    return f"{amount:.1f} GiB"
+
+
+def duration(seconds: float) -> str:
+    """A duration for people: ``840 ms``, ``41.8 s``, ``3 min 20 s``."""
+    if seconds < 1:
+        return f"{seconds * 1000:.0f} ms"
+    if seconds < 100:
+        return f"{seconds:.1f} s"
+    return f"{int(seconds // 60)} min {int(seconds % 60)} s"
+
+
+def several(count: int, noun: str, plural: str = "") -> str:
+    """``1 case``, ``3 cases``."""
+    return f"{count:,} {noun if count == 1 else plural or noun + 's'}"
+
+
+def _compact(text: str) -> str:
+    """``1.5e+05`` as ``1.5e5``."""
+    mantissa, e, exponent = text.partition("e")
+    return f"{mantissa}e{int(exponent)}" if e else text
