@@ -21,7 +21,10 @@ _OPTIONS = {
     "timeout": ("SECONDS", "time that one case may take before it is an error"),
     "device": ("DEVICE", "where the cases run: cpu or cuda (default: cpu)"),
     "max-ranks": ("N", "processes that one case may have; larger plans are not run, and say so"),
-    "run-id": ("NAME", "name of this run's folder (default: time and a random suffix)"),
+    "run-id": (
+        "NAME",
+        "name of this run's folder (default: a new one); an old one is added to",
+    ),
 }
 
 

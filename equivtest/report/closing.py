@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from equivtest.report.page import write_page
@@ -23,9 +24,10 @@ def close_run(folder: RunFolder, outcomes: Mapping[str, str]) -> list[str]:
     A disk that is full or read-only takes the page, and neither the tests' results nor the records.
     """
     try:
-        missing = load([folder.path]).missing
-        folder.write_ended({nodeid: outcomes[nodeid] for nodeid in missing if nodeid in outcomes})
         run = load([folder.path])
+        missing = {nodeid: outcomes.get(nodeid, how) for nodeid, how in run.missing.items()}
+        folder.write_ended(missing)
+        run = replace(run, missing=missing, ended=True)
         lines = render(run, folder.reports)
         append_step_summary(run)
     except OSError as error:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from equivtest.compare import figures
 from equivtest.compare.prose import finding_text, headline
 from equivtest.compare.verdict import Status
-from equivtest.report import numbers
 from equivtest.report.ranking import fails, fixed_key, worst_first
 from equivtest.report.record import Record
 
@@ -37,7 +37,7 @@ class Failing:
 
     @property
     def margin(self) -> str:
-        return numbers.margin(self.worst.verdict.margin)
+        return figures.margin(self.worst.verdict.margin)
 
     @property
     def text(self) -> str:

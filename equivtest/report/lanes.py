@@ -41,7 +41,9 @@ def lanes(events: Sequence[EventRow]) -> list[Lane]:
 
 
 def rank_names(ranks: Sequence[int]) -> str:
-    """``rank 0``, ``ranks 0–3``, ``ranks 0, 2``."""
+    """``rank 0``, ``ranks 0–3``, ``ranks 0, 2``; ``no rank`` where there is none."""
+    if not ranks:
+        return "no rank"
     if len(ranks) == 1:
         return f"rank {ranks[0]}"
     if list(ranks) == list(range(ranks[0], ranks[0] + len(ranks))):

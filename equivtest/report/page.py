@@ -8,8 +8,8 @@ from pathlib import Path
 
 import jinja2
 
+from equivtest.compare import figures
 from equivtest.compare.prose import headline, what_to_change
-from equivtest.report import numbers
 from equivtest.report.atomic import write_whole
 from equivtest.report.grouping import evidence, failing_groups, sentence_case
 from equivtest.report.matrix import matrices
@@ -92,7 +92,7 @@ def _environment() -> jinja2.Environment:
         lstrip_blocks=True,
     )
     environment.filters.update(
-        duration=numbers.duration, margin=numbers.margin, several=numbers.several
+        duration=figures.duration, margin=figures.margin, several=figures.several
     )
     environment.globals.update(
         symbols=SYMBOLS, meanings=MEANINGS, anchor=anchor, statuses=tuple(SYMBOLS)

@@ -41,7 +41,11 @@ class RunFolder:
         return self.path / "cases"
 
     def write_collected(self, nodeids: Sequence[str]) -> None:
-        """Say which tests will leave records. Every worker writes the same bytes."""
+        """Say which tests will leave records. Every worker writes the same bytes.
+
+        A run that is added to has not ended any more.
+        """
+        (self.path / "run.json").unlink(missing_ok=True)
         self._write("collected.json", {"collected": list(nodeids)})
 
     def read_collected(self) -> tuple[str, ...]:

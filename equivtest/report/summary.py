@@ -7,9 +7,9 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
+from equivtest.compare import figures
 from equivtest.compare.prose import headline
 from equivtest.compare.verdict import Status
-from equivtest.report import numbers
 from equivtest.report.grouping import Failing, failing_groups
 from equivtest.report.ranking import SYMBOLS, fails, fixed_key, worst
 from equivtest.report.record import Record
@@ -29,10 +29,10 @@ def title(run: Run) -> str:
     if not failing:
         done = total - not_run
         verb = "is" if done == 1 else "are"
-        text = f"{numbers.several(done, 'case')} {verb} as expected" if done else "No case was run"
+        text = f"{figures.several(done, 'case')} {verb} as expected" if done else "No case was run"
         return f"{text}; {not_run} could not be run here." if not_run else f"{text}."
     verb = "is" if len(failing) == 1 else "are"
-    text = f"{len(failing):,} of {numbers.several(total, 'case')} {verb} not as expected"
+    text = f"{len(failing):,} of {figures.several(total, 'case')} {verb} not as expected"
     causes = Counter(record.verdict.cause for record in failing if record.verdict.cause)
     if causes and len(failing) > 1:
         (cause, count), *others = sorted(causes.items(), key=lambda item: (-item[1], item[0]))
@@ -93,7 +93,7 @@ def missing_text(run: Run) -> str:
         for outcome, count in sorted(how.items())
     ]
     return (
-        f"{numbers.several(len(run.missing), 'collected test')} left no record ({', '.join(parts)})"
+        f"{figures.several(len(run.missing), 'collected test')} left no record ({', '.join(parts)})"
     )
 
 
@@ -103,13 +103,13 @@ def terminal_lines(run: Run, page: Path) -> list[str]:
     margins = [r for r in run.records if r.verdict.status is Status.EQUIVALENT and r.verdict.rows]
     if margins:
         nearest = max(sorted(margins, key=fixed_key), key=lambda record: record.verdict.margin)
-        margin = numbers.margin(nearest.verdict.margin)
+        margin = figures.margin(nearest.verdict.margin)
         lines.append(f"largest margin that passed: {margin} of 1 ({case_name(nearest)})")
     found = failing_groups(run.records)
     for group in found[:_FAILURES]:
         lines += _bullet(group)
     if len(found) > _FAILURES:
-        lines.append(f"  and {numbers.several(len(found) - _FAILURES, 'more finding')} on the page")
+        lines.append(f"  and {figures.several(len(found) - _FAILURES, 'more finding')} on the page")
     if found:
         lines.append(f"rerun the first: {found[0].worst.rerun}")
     lines += _warnings(run)
@@ -130,7 +130,7 @@ def step_summary(run: Run) -> str:
         lines += ["", "| cases | what | where | worst case again |", "| ---: | --- | --- | --- |"]
         lines += [_step_row(group) for group in found[: 2 * _FAILURES]]
         if len(found) > 2 * _FAILURES:
-            lines += ["", f"and {numbers.several(len(found) - 2 * _FAILURES, 'more finding')}"]
+            lines += ["", f"and {figures.several(len(found) - 2 * _FAILURES, 'more finding')}"]
     else:
         nearest = worst(run.records)
         if nearest is not None:
@@ -149,17 +149,17 @@ def _warnings(run: Run) -> list[str]:
         )
     if run.unreadable:
         lines.append(
-            f"warning: {numbers.several(len(run.unreadable), 'record')} could not be read: "
+            f"warning: {figures.several(len(run.unreadable), 'record')} could not be read: "
             f"{run.unreadable[0]}"
         )
     if run.replaced:
-        cases = numbers.several(run.replaced, "case")
+        cases = figures.several(run.replaced, "case")
         lines.append(f"note: {cases} stood in several runs; the latest counts")
     return lines
 
 
 def _bullet(group: Failing) -> list[str]:
-    cases = numbers.several(len(group.cases), "case")
+    cases = figures.several(len(group.cases), "case")
     head = f"{SYMBOLS[group.status]} {group.experiment} · {group.loop}, {cases} ({group.where}): "
     return textwrap.wrap(
         head + group.text,

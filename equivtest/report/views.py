@@ -8,11 +8,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
+from equivtest.compare import figures
 from equivtest.compare.prose import headline, reason, what_happened, what_to_change
 from equivtest.compare.verdict import Finding, Status, TensorRow, Verdict
-from equivtest.report import numbers
 from equivtest.report.grouping import sentence_case
-from equivtest.report.lanes import Lane, lanes
+from equivtest.report.lanes import Lane, lanes, rank_names
 from equivtest.report.ranking import SYMBOLS, fails
 from equivtest.report.record import Record
 from equivtest.report.summary import case_name, expectation_text
@@ -49,7 +49,7 @@ class FindingView:
     cause: str
     text: str
     where: str
-    figures: str
+    judged: str
     happened: str
     change: str
 
@@ -93,7 +93,7 @@ def case_view(record: Record, is_open: bool = False) -> CaseView:
         status=verdict.status.value,
         failing=failing,
         is_open=is_open,
-        margin=numbers.margin(verdict.margin) if verdict.rows else "",
+        margin=figures.margin(verdict.margin) if verdict.rows else "",
         headline=sentence_case(headline(verdict)),
         expected=expectation_text(record).strip(),
         findings=tuple(_findings(verdict.findings)),
@@ -122,17 +122,17 @@ def _findings(findings: Iterable[Finding]) -> Iterable[FindingView]:
         where = [f"update {finding.update}"] if finding.update is not None else []
         where += [f"rank {finding.rank}"] if finding.rank is not None else []
         where += [finding.tensor] if finding.tensor else []
-        figures = ""
+        judged = ""
         if finding.distance is not None and finding.tolerance is not None:
-            figures = (
-                f"distance {numbers.distance(finding.distance)}, "
-                f"allowed {numbers.distance(finding.tolerance)}"
+            judged = (
+                f"distance {figures.distance(finding.distance)}, "
+                f"allowed {figures.distance(finding.tolerance)}"
             )
         yield FindingView(
             cause=finding.cause,
             text=finding.text,
             where=", ".join(where),
-            figures=figures,
+            judged=judged,
             happened=what_happened(finding.cause) if new else "",
             change=what_to_change(finding.cause) if new else "",
         )
@@ -148,25 +148,25 @@ def _trouble(verdict: Verdict) -> str:
 def _card(verdict: Verdict) -> Iterable[tuple[str, str]]:
     card = verdict.card
     yield "plan", f"{card.m} × {card.A} × {card.D} = {card.examples:,} examples"
-    processes = numbers.several(card.processes, "process", "processes")
-    yield "data-parallel group", f"ranks {_few(card.dp_group)} of {processes}"
+    processes = figures.several(card.processes, "process", "processes")
+    yield "data-parallel group", f"{rank_names(card.dp_group)} of {processes}"
     yield "precision", card.precision
     yield "device, backend", ", ".join(filter(None, (card.device, card.backend)))
     yield "optimizer", card.optimizer
     yield "normalisation", card.normalisation
-    yield "microbatches", numbers.quantity(card.microbatches)
-    attempted, applied = map(numbers.quantity, (card.updates_attempted, card.updates_applied))
+    yield "microbatches", figures.quantity(card.microbatches)
+    attempted, applied = map(figures.quantity, (card.updates_attempted, card.updates_applied))
     yield "updates", f"{attempted} attempted, {applied} applied"
-    yield "examples seen", numbers.quantity(card.examples_seen)
-    yield "supervised elements", numbers.quantity(card.supervised)
+    yield "examples seen", figures.quantity(card.examples_seen)
+    yield "supervised elements", figures.quantity(card.supervised)
     yield "scheduler follows", card.scheduler_unit
     yield "last group", _last_group(verdict)
-    yield "peak bytes, first update", numbers.size(card.first_peak_bytes)
-    yield "peak bytes, later", numbers.size(card.later_peak_bytes)
+    yield "peak bytes, first update", figures.size(card.first_peak_bytes)
+    yield "peak bytes, later", figures.size(card.later_peak_bytes)
     yield "null tensors", _counted(card.null_tensors)
     yield "blind tensors", _counted(card.blind_tensors)
     yield "not judged", "; ".join(card.not_judged) or "nothing"
-    yield "duration", numbers.duration(verdict.duration_s)
+    yield "duration", figures.duration(verdict.duration_s)
 
 
 def _last_group(verdict: Verdict) -> str:
@@ -184,14 +184,14 @@ def _updates(verdict: Verdict) -> Iterable[tuple[str, ...]]:
         yield (
             str(row.update),
             str(row.epoch),
-            numbers.quantity(row.examples),
-            numbers.quantity(row.supervised),
+            figures.quantity(row.examples),
+            figures.quantity(row.supervised),
             "applied" if row.applied else "skipped",
-            numbers.quantity(row.loss),
-            numbers.quantity(row.oracle_loss),
-            numbers.quantity(row.lr),
-            numbers.quantity(row.loss_scale),
-            numbers.quantity(row.grad_norm),
+            figures.quantity(row.loss),
+            figures.quantity(row.oracle_loss),
+            figures.quantity(row.lr),
+            figures.quantity(row.loss_scale),
+            figures.quantity(row.grad_norm),
             "yes" if row.clipped else "no",
             "yes" if row.replay_bits_equal else "no",
         )
@@ -209,12 +209,12 @@ def _tensor(row: TensorRow) -> TensorView:
         tensor=row.tensor,
         what=f"{' × '.join(map(str, row.shape)) or 'scalar'} {row.dtype.removeprefix('torch.')}",
         state=", ".join([row.state, *kinds]),
-        floor=numbers.distance(row.noise_floor),
+        floor=figures.distance(row.noise_floor),
         comparisons=tuple(
             (
-                numbers.distance(d),
-                numbers.distance(t),
-                numbers.margin(m),
+                figures.distance(d),
+                figures.distance(t),
+                figures.margin(m),
                 m is not None and not m <= 1,
             )
             for d, t, m in comparisons
@@ -234,8 +234,8 @@ def _bar(margin: float) -> tuple[float, bool] | None:
 
 
 def _tensors_of(verdict: Verdict) -> str:
-    tensors = numbers.several(len({row.tensor for row in verdict.rows}), "tensor")
-    updates = numbers.several(len({row.update for row in verdict.rows}), "update")
+    tensors = figures.several(len({row.tensor for row in verdict.rows}), "tensor")
+    updates = figures.several(len({row.update for row in verdict.rows}), "update")
     beyond = sum(not row.margin <= 1 for row in verdict.rows)
     return f"{tensors} in {updates}; {beyond:,} of {len(verdict.rows):,} rows beyond tolerance"
 
@@ -265,11 +265,11 @@ def _weight(values: Sequence[float] | None) -> tuple[str, str, str, str]:
     return ("▲" if found > expected else "▼"), f"{found:.3f}", title, "off"
 
 
-def _few(numbers_: Sequence[int], limit: int = 8) -> str:
-    if not numbers_:
+def _few(numbers: Sequence[int], limit: int = 8) -> str:
+    if not numbers:
         return "–"
-    return ", ".join(map(str, numbers_[:limit])) + (
-        f", … ({len(numbers_)})" if len(numbers_) > limit else ""
+    return ", ".join(map(str, numbers[:limit])) + (
+        f", … ({len(numbers)})" if len(numbers) > limit else ""
     )
 
 

@@ -19,7 +19,7 @@ def test_equivalent_takes_two_lines() -> None:
     ]
 
 
-def test_a_fault_says_what_why_what_to_change_and_the_numbers_in_this_order() -> None:
+def test_a_fault_says_what_why_what_to_change_and_the_numbersin_this_order() -> None:
     text = explain(verdicts.fault(PLAN))
     places = [
         text.index(part)

@@ -132,7 +132,7 @@ def test_a_write_that_is_killed_leaves_what_was_there(
     assert list(path.parent.iterdir()) == [path]
 
 
-def test_numbers_of_other_libraries_become_plain_ones() -> None:
+def test_numbersof_other_libraries_become_plain_ones() -> None:
     import numpy as np
 
     verdict = verdicts.equivalent(
