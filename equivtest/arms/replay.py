@@ -41,7 +41,8 @@ class Replay:
         expected: the gradient that the plan asks for, in float64.
         reduced: the gradient as the loop's own arithmetic gives it, in the case's dtype: added up
             in order on each replica, averaged over them, unscaled.
-        scale: by tensor, the sum over microbatches of the norms of what was added.
+        scale: by tensor, the sum over microbatches of the norms of what was added; ``added`` are
+            those norms by replica and microbatch.
         parts: each microbatch's contribution to ``expected`` by replica and microbatch, where kept.
         totals, counts, terms: of the losses made, by replica and microbatch.
         shared: the forwards and root factors were the candidate's, bit for bit.
@@ -52,6 +53,7 @@ class Replay:
     expected: list[Tensor | None]
     reduced: list[Tensor | None]
     scale: list[float]
+    added: dict[tuple[int, int], list[float]] = field(default_factory=dict)
     parts: dict[tuple[int, int], list[Tensor | None]] = field(default_factory=dict)
     totals: dict[tuple[int, int], tuple[float, ...]] = field(default_factory=dict)
     counts: dict[tuple[int, int], tuple[float, ...]] = field(default_factory=dict)
@@ -142,9 +144,9 @@ class _Replaying:
         _add_in_dtype(self.sums[r], run.gradients)
         accumulate(out.expected, run.gradients, factors.correction)
         magnitude = abs(factors.correction)
-        out.scale = [
-            s + magnitude * n for s, n in zip(out.scale, norms(run.gradients), strict=True)
-        ]
+        added = [magnitude * n for n in norms(run.gradients)]
+        out.added[r, k] = added
+        out.scale = [s + n for s, n in zip(out.scale, added, strict=True)]
         if self.keep:
             part: list[Tensor | None] = [None] * len(out.expected)
             accumulate(part, run.gradients, factors.correction)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from equivtest.arms.case import Case
-from equivtest.arms.reference import Reference
 from equivtest.compare.verdict import Card, EventRow, TensorRow
 from equivtest.experiment import Experiment
 from equivtest.loops import accumulate
@@ -41,7 +40,7 @@ def card_of(
     case: Case,
     traces: Sequence[Trace],
     rows: Sequence[TensorRow],
-    reference: Reference,
+    smallest_weight_seen: float | None,
 ) -> Card:
     """The sheet of a case that has run; counts are those that were observed, over all ranks."""
     card = planned_card(experiment, case)
@@ -63,6 +62,7 @@ def card_of(
         null_tensors=_names(row for row in rows if row.null),
         blind_tensors=_names(row for row in rows if row.blind),
         not_judged=_names(row for row in rows if row.state == "not judged"),
+        smallest_weight_seen=smallest_weight_seen,
         normalisation=_normalisation(experiment, case),
     )
     return Card(**values)

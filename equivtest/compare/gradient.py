@@ -247,6 +247,26 @@ def decides(
     return states
 
 
+def smallest_weight_seen(a: Sequence[AgainstReplay], replay: Replay) -> float | None:
+    """The smallest error of one microbatch's weight that A sees, whichever microbatch has it.
+
+    An error ``e`` on microbatch k moves tensor t by ``e |g_k,t|``, seen beyond ``tolerance_t``
+    times the scale; the microbatch that shows least decides. None if no microbatch has a gradient.
+    """
+    errors = [
+        min(
+            (
+                one.tolerance * scale / norm
+                for one, scale, norm in zip(a, replay.scale, added, strict=True)
+                if norm > 0
+            ),
+            default=None,
+        )
+        for added in replay.added.values()
+    ]
+    return max((e for e in errors if e is not None), default=None)
+
+
 def vanished(gradients: Sequence[MaybeTensors], truth: MaybeTensors, t: int) -> bool:
     """The gradient is all zeros where the oracle's is not: nothing was compared."""
     wanted = truth[t]

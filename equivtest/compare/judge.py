@@ -27,6 +27,7 @@ from equivtest.compare.gradient import (
     against_oracle,
     against_replay,
     decides,
+    smallest_weight_seen,
     vanished,
 )
 from equivtest.compare.parameters import ParameterJudge
@@ -75,6 +76,8 @@ class _Judge:
     notes: list[str] = field(default_factory=list)
     dtypes: frozenset[str] = frozenset()
     shapes: set[Any] = field(default_factory=set)
+    oracles: dict[int, dict[str, Tensor | None]] = field(default_factory=dict)
+    seen_weight: float | None = None
 
     def verdict(self) -> Verdict:
         agreed, said = agreement(self.traces)
@@ -86,7 +89,7 @@ class _Judge:
         parameters = ParameterJudge(self.experiment, self.case, self.traces[0], self.reference)
         for u in range(min([len(self.case.groups), *(len(t.updates) for t in self.traces)])):
             self._update(u)
-            self.findings += parameters.judge(u)
+            self.findings += parameters.judge(u, self.oracles.get(u))
         self.findings += parameters.finish()
         self.notes += parameters.notes
         for trace in self.traces:
@@ -94,10 +97,10 @@ class _Judge:
         findings = _telling(self.findings)
         return Verdict(
             status=self._status(findings),
-            card=card_of(self.experiment, self.case, self.traces, self.rows, self.reference),
+            card=card_of(self.experiment, self.case, self.traces, self.rows, self.seen_weight),
             findings=findings,
             notes=tuple(dict.fromkeys(self.notes)),
-            rows=tuple(self.rows),
+            rows=tuple(parameters.measured(row) for row in self.rows),
             updates=tuple(self.updates),
             weight_rows=tuple(self.weights),
             ranks=said,
@@ -150,6 +153,8 @@ class _Judge:
         start: Start,
     ) -> None:
         a = against_replay(gradients, replay, self.case.plan)
+        if self.seen_weight is None:
+            self.seen_weight = smallest_weight_seen(a, replay)
         acquitted = all(one.within for one in a)
         c = weights = None
         shape = self.case.groups[u].shape
@@ -178,6 +183,7 @@ class _Judge:
     ) -> AgainstOracle:
         group = self.case.groups[u]
         oracle = self.reference.oracle(group, start)
+        self.oracles[u] = dict(zip(self.reference.bench.names, oracle.gradients, strict=True))
         oracle.loss  # noqa: B018  checks the counts before anything rests on them
         c = against_oracle(
             gradients,

@@ -17,7 +17,7 @@ from torch.nn.utils import clip_grad_norm_
 from torch.optim import Optimizer
 
 from equivtest.arms.build import quiet_schedulers
-from equivtest.compare.distance import distance, norm
+from equivtest.compare.distance import distance, norm, ratio
 from equivtest.experiment import Experiment
 from equivtest.loops import several
 from equivtest.observe.snapshot import hyperparameters
@@ -113,10 +113,9 @@ def clipped(gradient: Gradients, bound: float) -> dict[str, Tensor | None]:
     return {n: holders[n].grad if n in holders else None for n in gradient}
 
 
-def within_rounding(after: Tensor, wanted: Tensor, before: Tensor, u: float) -> bool:
-    """``|p - p*| <= kappa u (|p| + |delta|)`` in norms; u of the parameters' dtype."""
-    allowed = KAPPA * u * (norm(after) + distance(wanted, before))
-    return distance(after, wanted) <= allowed
+def apart(after: Tensor, wanted: Tensor, before: Tensor) -> float:
+    """``|p - p*|`` over ``|p| + |delta|`` in norms; rounding allows ``KAPPA`` u of the dtype."""
+    return ratio(distance(after, wanted), norm(after) + distance(wanted, before))
 
 
 def same_hyperparameters(seen: Mapping[str, Any], wanted: Mapping[str, Any]) -> list[str]:

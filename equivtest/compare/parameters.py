@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -18,9 +19,9 @@ from equivtest.compare.continuity import same_values
 from equivtest.compare.distance import distance, norm, ratio
 from equivtest.compare.optimizer import ExpectedOptimizers
 from equivtest.compare.planned import scheduler_calls
-from equivtest.compare.verdict import Finding
+from equivtest.compare.verdict import Finding, TensorRow
 from equivtest.experiment import Experiment
-from equivtest.observe.trace import OptimizerTrace, Trace, UpdateTrace
+from equivtest.observe.trace import Gradients, OptimizerTrace, Trace, UpdateTrace
 from equivtest.precision import unit_roundoff
 
 
@@ -35,10 +36,15 @@ class ParameterJudge:
         self._expected = ExpectedOptimizers(experiment, module)
         self._module = module
         self._average = None if experiment.averages is None else experiment.averages(module)
+        self._measured: dict[tuple[int, str], dict[str, Any]] = {}
         self.notes: list[str] = []
 
-    def judge(self, u: int) -> list[Finding]:
-        """Clip, hyperparameters, parameters, state and averages of update ``u``."""
+    def judge(self, u: int, oracle: Gradients | None) -> list[Finding]:
+        """Clip, hyperparameters, parameters, state and averages of update ``u``.
+
+        Args:
+            oracle: the oracle's gradient, where it was computed.
+        """
         update = self._trace.updates[u]
         self._expected.advance(
             scheduler_calls(self._experiment.scheduler_unit, self._trace, self._case.groups, u)
@@ -52,6 +58,7 @@ class ParameterJudge:
             found += self._hyperparameters(u, seen.groups, optimizer)
             if update.applied:
                 found += self._update(u, update, seen, optimizer)
+                self._measure(u, update, seen, optimizer, oracle)
             else:
                 found += _untouched(u, update, seen)
         missing = [
@@ -92,6 +99,46 @@ class ParameterJudge:
                 if frozenset(n for g, _ in wanted for n in g) == names:
                     found += self._hyperparameters(len(updates) - 1, groups, optimizer, "after")
         return found
+
+    def measured(self, row: TensorRow) -> TensorRow:
+        """``row`` with the distances of its parameter."""
+        return replace(row, **self._measured.get((row.update, row.tensor), {}))
+
+    def _measure(
+        self,
+        u: int,
+        update: UpdateTrace,
+        seen: OptimizerTrace,
+        optimizer: Optimizer,
+        oracle: Gradients | None,
+    ) -> None:
+        """The third level: the same update in float64, and that of the oracle's gradient."""
+        if seen.closures > 1:
+            return
+        groups = self._expected.hyperparameters(optimizer)
+        own = replayed.float64_updated(update.before, update.clipped, seen, optimizer, groups)
+        ideal = None
+        if oracle is not None:
+            bound = self._experiment.clip_norm
+            gradient = oracle if bound is None else replayed.clipped(oracle, bound)
+            ideal = replayed.float64_updated(update.before, gradient, seen, optimizer, groups)
+        far = []
+        for name in sorted(seen.names):
+            after, before = update.after[name], update.before[name]
+            measured: dict[str, Any] = {
+                "parameter_distance": replayed.apart(after, own[name], before),
+                "parameter_tolerance": replayed.KAPPA * unit_roundoff(after.dtype),
+            }
+            if measured["parameter_distance"] > measured["parameter_tolerance"]:
+                far.append(name)
+            if ideal is not None:
+                measured["oracle_parameter_distance"] = replayed.apart(after, ideal[name], before)
+            self._measured[u, name] = measured
+        if far:
+            self.notes.append(
+                f"{type(optimizer).__name__}'s own arithmetic leaves {len(far)} parameters further "
+                f"from float64 than the rounding of their dtype ({far[0]} first)"
+            )
 
     def _clip(self, u: int, update: UpdateTrace) -> Iterator[Finding]:
         bound = self._experiment.clip_norm
@@ -182,10 +229,9 @@ class ParameterJudge:
     ) -> bool:
         groups = self._expected.hyperparameters(optimizer)
         exact = replayed.float64_updated(update.before, update.clipped, seen, optimizer, groups)
-        u = unit_roundoff(update.after[name].dtype)
-        return replayed.within_rounding(
-            update.after[name], exact[name], update.before[name].double(), u
-        )
+        after = update.after[name]
+        allowed = replayed.KAPPA * unit_roundoff(after.dtype)
+        return replayed.apart(after, exact[name], update.before[name]) <= allowed
 
     def _other_implementation(self, seen: OptimizerTrace, optimizer: Optimizer) -> bool:
         """The loop's optimizer is the experiment's but for how the update is computed."""

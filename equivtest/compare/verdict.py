@@ -53,6 +53,9 @@ class TensorRow:
     """One tensor in one update, under the three comparisons (distances relative to their scale).
 
     ``replay_*`` is comparison A, ``split_*`` B, ``oracle_*`` C; None where it was not computed.
+    ``parameter_*`` is the parameter after the update against a float64 update from the candidate's
+    own gradient, relative to ``|p| + |delta|``; ``oracle_parameter_distance`` the same against the
+    update of the oracle's gradient, reported and not judged.
     ``state`` is ``equal``, ``rounding`` (beyond A, acquitted by C), ``differs`` or ``not judged``.
     """
 
@@ -73,6 +76,9 @@ class TensorRow:
     null: bool = False
     blind: bool = False
     worst_rank: int = 0
+    parameter_distance: float | None = None
+    parameter_tolerance: float | None = None
+    oracle_parameter_distance: float | None = None
 
     @property
     def margin(self) -> float:
@@ -128,7 +134,11 @@ class EventRow:
 
 @dataclass(frozen=True)
 class Card:
-    """The final sheet of a case: what was run and counted. ``None`` means it was not observed."""
+    """The final sheet of a case: what was run and counted. ``None`` means it was not observed.
+
+    ``smallest_weight_seen`` is the smallest relative error of one microbatch's weight that the
+    comparison with the replay would have seen in the first update, whichever microbatch had it.
+    """
 
     plan: str
     m: str
@@ -156,6 +166,7 @@ class Card:
     null_tensors: tuple[str, ...] = ()
     blind_tensors: tuple[str, ...] = ()
     not_judged: tuple[str, ...] = ()
+    smallest_weight_seen: float | None = None
 
 
 @dataclass(frozen=True)
