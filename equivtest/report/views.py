@@ -12,9 +12,10 @@ from equivtest.compare import figures
 from equivtest.compare.prose import headline, reason, what_happened, what_to_change
 from equivtest.compare.verdict import Finding, Status, TensorRow, Verdict
 from equivtest.report.grouping import sentence_case
-from equivtest.report.lanes import Lane, lanes, rank_names
+from equivtest.report.lanes import Lane, lanes
 from equivtest.report.ranking import SYMBOLS, fails
 from equivtest.report.record import Record
+from equivtest.report.sheet import sheet
 from equivtest.report.summary import case_name, expectation_text
 
 _PASSING_TENSORS = 5
@@ -22,7 +23,10 @@ _PASSING_TENSORS = 5
 
 @dataclass(frozen=True)
 class TensorView:
-    """A row of the tensors table; ``comparisons`` are distance, tolerance, margin for A, B, C."""
+    """A row of the tensors table; ``comparisons`` are distance, tolerance, margin for A, B, C.
+
+    A fourth is the parameter after the update, where it was compared.
+    """
 
     update: int
     tensor: str
@@ -73,6 +77,7 @@ class CaseView:
     card: tuple[tuple[str, str], ...]
     updates: tuple[tuple[str, ...], ...]
     tensors: tuple[TensorView, ...]
+    with_parameters: bool
     tensors_left_out: int
     tensors_of: str
     weights: tuple[WeightsView, ...]
@@ -85,6 +90,7 @@ def case_view(record: Record, is_open: bool = False) -> CaseView:
     verdict, failing = record.verdict, fails(record)
     rows = sorted(verdict.rows, key=lambda row: (-_orderly(row.margin), row.update, row.tensor))
     shown = rows if failing else rows[:_PASSING_TENSORS]
+    with_parameters = any(row.parameter_distance is not None for row in shown)
     return CaseView(
         anchor=anchor(record),
         record=record,
@@ -98,9 +104,10 @@ def case_view(record: Record, is_open: bool = False) -> CaseView:
         expected=expectation_text(record).strip(),
         findings=tuple(_findings(verdict.findings)),
         trouble=_trouble(verdict),
-        card=tuple(_card(verdict)),
+        card=tuple(sheet(verdict)),
         updates=tuple(_updates(verdict)),
-        tensors=tuple(map(_tensor, shown)),
+        tensors=tuple(_tensor(row, with_parameters) for row in shown),
+        with_parameters=with_parameters,
         tensors_left_out=len(rows) - len(shown),
         tensors_of=_tensors_of(verdict),
         weights=tuple(_weights(verdict.weight_rows)),
@@ -145,40 +152,6 @@ def _trouble(verdict: Verdict) -> str:
     return reason(verdict)
 
 
-def _card(verdict: Verdict) -> Iterable[tuple[str, str]]:
-    card = verdict.card
-    yield "plan", f"{card.m} × {card.A} × {card.D} = {card.examples:,} examples"
-    processes = figures.several(card.processes, "process", "processes")
-    yield "data-parallel group", f"{rank_names(card.dp_group)} of {processes}"
-    yield "precision", card.precision
-    yield "device, backend", ", ".join(filter(None, (card.device, card.backend)))
-    yield "optimizer", card.optimizer
-    yield "normalisation", card.normalisation
-    yield "microbatches", figures.quantity(card.microbatches)
-    attempted, applied = map(figures.quantity, (card.updates_attempted, card.updates_applied))
-    yield "updates", f"{attempted} attempted, {applied} applied"
-    yield "examples seen", figures.quantity(card.examples_seen)
-    yield "supervised elements", figures.quantity(card.supervised)
-    yield "scheduler follows", card.scheduler_unit
-    yield "last group", _last_group(verdict)
-    yield "peak bytes, first update", figures.size(card.first_peak_bytes)
-    yield "peak bytes, later", figures.size(card.later_peak_bytes)
-    yield "null tensors", _counted(card.null_tensors)
-    yield "blind tensors", _counted(card.blind_tensors)
-    yield "not judged", "; ".join(card.not_judged) or "nothing"
-    yield "duration", figures.duration(verdict.duration_s)
-
-
-def _last_group(verdict: Verdict) -> str:
-    card = verdict.card
-    parts = [card.last_group or "none"]
-    if card.last_group_examples:
-        parts.append(f"examples {_few(card.last_group_examples)}")
-    if card.dropped_examples:
-        parts.append(f"dropped {_few(card.dropped_examples)}")
-    return ", ".join(parts)
-
-
 def _updates(verdict: Verdict) -> Iterable[tuple[str, ...]]:
     for row in verdict.updates:
         yield (
@@ -197,12 +170,16 @@ def _updates(verdict: Verdict) -> Iterable[tuple[str, ...]]:
         )
 
 
-def _tensor(row: TensorRow) -> TensorView:
-    comparisons = (
+def _tensor(row: TensorRow, with_parameters: bool) -> TensorView:
+    comparisons = [
         (row.replay_distance, row.replay_tolerance, row.replay_margin),
         (row.split_distance, row.split_tolerance, row.split_margin),
         (row.oracle_distance, row.oracle_tolerance, row.oracle_margin),
-    )
+    ]
+    if with_parameters:
+        distance, tolerance = row.parameter_distance, row.parameter_tolerance
+        margin = distance / tolerance if distance is not None and tolerance else None
+        comparisons.append((distance, tolerance, margin))
     kinds = [word for word, is_so in (("null", row.null), ("blind", row.blind)) if is_so]
     return TensorView(
         update=row.update,
@@ -263,20 +240,6 @@ def _weight(values: Sequence[float] | None) -> tuple[str, str, str, str]:
     if abs(found - expected) <= max(4 * sigma, 1e-9 * abs(expected)):
         return "", f"{found:.3f}", title, ""
     return ("▲" if found > expected else "▼"), f"{found:.3f}", title, "off"
-
-
-def _few(numbers: Sequence[int], limit: int = 8) -> str:
-    if not numbers:
-        return "–"
-    return ", ".join(map(str, numbers[:limit])) + (
-        f", … ({len(numbers)})" if len(numbers) > limit else ""
-    )
-
-
-def _counted(names: Sequence[str], limit: int = 4) -> str:
-    if not names:
-        return "none"
-    return f"{len(names)}: " + ", ".join(names[:limit]) + (", …" if len(names) > limit else "")
 
 
 def _orderly(value: float) -> float:

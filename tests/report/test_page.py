@@ -147,6 +147,12 @@ def test_a_failing_case_shows_all_tensors_a_passing_one_five_and_says_so() -> No
     assert failing.tensors_left_out == 0
 
 
+def test_parameters_are_shown_where_they_were_compared() -> None:
+    assert "parameters: is the update right?" in page(verdicts.equivalent(PLAN))
+    rows = (verdicts.tensor("w", parameter_distance=None, parameter_tolerance=None),)
+    assert "parameters: is the update right?" not in page(verdicts.equivalent(PLAN, rows=rows))
+
+
 def test_a_tensor_that_is_nan_is_the_worst_and_beyond() -> None:
     view = case_view(verdicts.record(verdicts.nothing_finite(PLAN)))
     assert view.tensors[0].bar == (100.0, True)

@@ -45,6 +45,7 @@ def card(plan: Plan, precision: str = "fp32", **changes: Any) -> Card:
         "examples_seen": 2 * plan.examples,
         "supervised": 1234.0,
         "scheduler_unit": "applied",
+        "smallest_weight_seen": 4.8e-7,
     }
     return Card(**(values | changes))
 
@@ -63,6 +64,8 @@ def tensor(name: str, update: int = 0, margin: float = 0.2, **changes: Any) -> T
         "oracle_distance": max(margin, 0.3) * 9e-7,
         "oracle_tolerance": 9e-7,
         "noise_floor": 2.2e-7,
+        "parameter_distance": 3e-8,
+        "parameter_tolerance": 2.4e-7,
         "norm": 0.31,
         "scale": 1.7,
     }
