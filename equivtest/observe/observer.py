@@ -95,6 +95,16 @@ class _Update:
     clipped_scaled: bool = False
 
 
+@dataclass
+class _Fetched:
+    """A batch that the loop was handed, held so that no other takes its memory."""
+
+    batch: Any
+    ids: tuple[int, ...]
+    spans: list[tuple[int, int]]
+    received: bool = False
+
+
 class Observer:
     """Watches one rank while ``watching``; ``trace`` gives what it saw.
 
@@ -113,8 +123,7 @@ class Observer:
         self._events: list[Event] = []
         self._closed: list[UpdateTrace] = []
         self._open = _Update(0)
-        self._fetched: list[tuple[int, int, tuple[int, ...]]] = []
-        self._kept: list[Any] = []
+        self._fetched: list[_Fetched] = []
         self._in_loss = False
         self._broadcast = False
         self._closures = 0
@@ -126,10 +135,13 @@ class Observer:
 
     def fetched(self, batch: Any, ids: tuple[int, ...]) -> Any:
         """Remember which examples ``batch`` holds, by the memory of its tensors."""
-        self._kept.append(batch)
-        for leaf in tree_leaves(batch):
-            if isinstance(leaf, Tensor) and leaf.numel():
-                self._fetched.append((*_memory_of(leaf), ids))
+        spans = [
+            _memory_of(leaf)
+            for leaf in tree_leaves(batch)
+            if isinstance(leaf, Tensor) and leaf.layout is torch.strided and leaf.numel()
+        ]
+        if spans:
+            self._fetched.append(_Fetched(batch, ids, spans))
         return batch
 
     def _watched_loss(self, model: Any, batch: Any) -> LossResult:
@@ -422,8 +434,8 @@ class Observer:
             )
         )
         self._open = _Update(update.number + 1)
-        self._kept.clear()
-        self._fetched.clear()
+        # Not those that no forward has received yet: the next group's first batch is among them.
+        self._fetched = [fetched for fetched in self._fetched if not fetched.received]
 
     def _state(self) -> State:
         return State(
@@ -456,14 +468,20 @@ class Observer:
 
     def _ids(self, leaves: Sequence[Any]) -> tuple[int, ...] | None:
         """Examples of the batch whose memory the leaves share; None if none or several do."""
-        found = {
-            ids
+        addresses = [
+            leaf.data_ptr()
             for leaf in leaves
             if isinstance(leaf, Tensor) and leaf.layout is torch.strided and leaf.numel()
-            for start, end, ids in self._fetched
-            if start <= leaf.data_ptr() < end
-        }
-        return found.pop() if len(found) == 1 else None
+        ]
+        found = [
+            fetched
+            for fetched in self._fetched
+            if any(start <= at < end for at in addresses for start, end in fetched.spans)
+        ]
+        for fetched in found:
+            fetched.received = True
+        ids = {fetched.ids for fetched in found}
+        return ids.pop() if len(ids) == 1 else None
 
     def _event(self, kind: str, detail: str = "") -> None:
         microbatch = len(self._open.microbatches) - 1
