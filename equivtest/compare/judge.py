@@ -429,7 +429,13 @@ class _Judge:
             oracle_loss = self.reference.oracle(group, start).loss
             large = self.reference.large(group, start, seen[0].scale or 1.0).loss
             floor = ratio(abs(large - oracle_loss), replay.loss_sum)
-            floor = floor if floor <= precision.cap else 0.0
+            if not floor <= precision.cap:
+                floor, oracle_loss = 0.0, None
+                if not c.split_failures:
+                    self.notes.append(
+                        f"update {u}: the loss of the large batch is noise in {precision.name}: "
+                        "the loss is not compared with the oracle's"
+                    )
         allowed = precision.kappa * max(floor, precision.c * precision.u)
         wanted = [("the replay's", replay.loss)]
         if oracle_loss is not None and c is not None and not c.split_failures:
