@@ -14,6 +14,7 @@ from equivtest.arms.build import build
 from equivtest.batches import by_term
 from equivtest.experiment import Experiment, Loss
 from equivtest.observe.memory import GraphMemory
+from equivtest.observe.rng import RandomState
 from equivtest.observe.trace import Tensors
 
 Factor = Callable[[int, str | None], float | None]
@@ -104,10 +105,10 @@ class Bench:
         for _, parameter in self._trained:
             parameter.grad = None
         memory = GraphMemory()
-        rng = torch.get_rng_state()
+        rng = RandomState.now()
         with memory.watching() if self._watch_dtypes else nullcontext():
             made, terms = self._losses(batch)
-        drew = not torch.equal(rng, torch.get_rng_state())
+        drew = rng.moved()
         roots, gradients = [], []
         for k, loss in enumerate(made):
             weight = factor(k, terms[k])

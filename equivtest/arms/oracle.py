@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from equivtest.arms.bench import Bench, Factor, Pass
-from equivtest.batches import Batches, CountError, Counts
+from equivtest.arms.build import seed_everything
+from equivtest.batches import Batches, CountError, Counts, denominator
 from equivtest.compare.distance import accumulate, dense, difference, norms, wide
 from equivtest.observe.trace import State
 
@@ -132,7 +133,7 @@ class Whole:
 
     def _run(self, ids: Sequence[int], factor: float = 1.0) -> Pass:
         self.bench.load(self.state.parameters, self.state.buffers)
-        torch.manual_seed(0)  # a forward that draws numbers must still give the same bits twice
+        seed_everything(0)  # a forward that draws numbers must still give the same bits twice
         return self.bench.run(self.batches(ids), self._factor(factor))
 
     def _jittered_run(self, k: int) -> Pass:
@@ -145,12 +146,12 @@ class Whole:
             units = torch.randint(-2, 3, p.shape, generator=generator)
             p.add_(p * units.to(p), alpha=eps / 2)
         self.bench.load(moved, self.state.buffers)
-        torch.manual_seed(0)
+        seed_everything(0)
         return self.bench.run(self.batches(self.ids), self._factor(1.0))
 
     def _factor(self, extra: float) -> Factor:
         def factor(_: int, term: str | None) -> float | None:
-            return None if term is None else self.loss_scale * extra / self.counts[term]
+            return None if term is None else self.loss_scale * extra / denominator(self.counts, term)
 
         return factor
 

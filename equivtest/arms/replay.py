@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from equivtest.arms.bench import Bench, Pass
-from equivtest.batches import Batches, Counts
+from equivtest.batches import Batches, Counts, denominator
 from equivtest.compare.distance import accumulate, norms
 from equivtest.observe.trace import MicrobatchTrace, Tensors
 from equivtest.plan import GroupLayout
@@ -127,7 +127,7 @@ class _Replaying:
             broadcast = seen is not None and seen.broadcast
             self.bench.load_buffers(rank0_buffers if broadcast else self.buffers[r])
         if seen is not None and seen.rng is not None:
-            torch.set_rng_state(seen.rng)
+            seen.rng.restore()
         factors = _Factors(seen, self.counts, self.D, self.loss_scale)
         run = self.bench.run(self.batches(self.group.ids[r][k]), factors)
         if factors.uneven:
@@ -185,7 +185,7 @@ class _Factors:
     def __call__(self, k: int, term: str | None) -> float | None:
         if term is None:
             return None
-        wanted = self._D / self._counts[term] * self._scale
+        wanted = self._D / denominator(self._counts, term) * self._scale
         factor = wanted
         if self._seen is not None:
             given = self._seen.factors[k] if k < len(self._seen.factors) else None

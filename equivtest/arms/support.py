@@ -5,6 +5,7 @@ from __future__ import annotations
 from equivtest.arms.build import deterministic
 from equivtest.arms.case import Case
 from equivtest.arms.reference import Reference
+from equivtest.batches import CountError
 from equivtest.experiment import Experiment
 from equivtest.pool import Seat
 
@@ -14,11 +15,16 @@ def refused(seat: Seat, experiment: Experiment, case: Case) -> str | None:
 
     Each microbatch shape of the plan is tried in the case's precision. What float64 refuses for one
     large batch as well is a mistake in the experiment, not a limit of torch.
+
+    Raises:
+        CountError: the experiment counts other terms than its loss has.
     """
     reference = Reference(seat.cache, experiment, case)
     with deterministic():
         try:
             reference.try_whole(case.groups[0])
+        except CountError:
+            raise
         except Exception:  # the experiment itself fails: the case's own traceback says how
             return None
         try:

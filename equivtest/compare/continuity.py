@@ -31,6 +31,11 @@ def continuity(trace: Trace, initial: Tensors) -> Iterator[Finding]:
         )
         yield from _counters(trace.rank, u, update)
         previous = update
+    if previous is not None:
+        last = len(trace.updates) - 1
+        yield from _same(
+            trace.rank, last, previous.after, previous.end.parameters, "after the last update"
+        )
 
 
 def _first(rank: int, update: UpdateTrace, initial: Tensors) -> Iterator[Finding]:

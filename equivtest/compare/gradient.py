@@ -225,7 +225,8 @@ def decides(
 
     Within A a tensor is equal. Beyond it, where candidate and replay share the forward's bits, only
     the order of a sum may separate them and A has spoken. Where they do not share them, it is a
-    fault if weights by microbatch explain the gradient and differ from the plan's, or if C fails.
+    fault if weights by microbatch explain the gradient and differ from the plan's, or if C fails
+    (which says nothing where the split itself is not right: B).
     """
     beyond = [t for t, one in enumerate(a) if not one.within]
     shared = replay.shared or (
@@ -240,7 +241,7 @@ def decides(
     for t in beyond:
         if shared or weighed or a[t].missing:
             states[t] = "differs"
-        elif c is None or not c.judged(t):
+        elif c is None or not c.judged(t) or c.split_failures:
             states[t] = "not judged"
         else:
             states[t] = "differs" if c.fails(t) else "rounding"

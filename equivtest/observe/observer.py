@@ -28,6 +28,7 @@ from torch.utils._pytree import tree_leaves
 from equivtest.experiment import Loss, LossResult, Rank
 from equivtest.observe.memory import GraphMemory
 from equivtest.observe.patch import watched
+from equivtest.observe.rng import RandomState
 from equivtest.observe.snapshot import Snapshots, hyperparameters
 from equivtest.observe.trace import (
     Event,
@@ -46,12 +47,14 @@ class _Microbatch:
     """A microbatch while it is open."""
 
     ids: tuple[int, ...] | None
-    rng: Tensor
+    rng: RandomState
     reduces: bool
     broadcast: bool
     losses: list[Loss] = field(default_factory=list)
     factors: list[float | None] = field(default_factory=list)
     rng_used: bool = False
+    awaited: bool = False
+    reached: bool = False
     ended: bool = False
     dtypes: set[torch.dtype] = field(default_factory=set)
     peak_bytes: int = 0
@@ -93,6 +96,10 @@ class _Update:
     unscaled: bool = False
     clip_bounds: list[float] = field(default_factory=list)
     clipped_scaled: bool = False
+
+    def used(self) -> list[_Microbatch]:
+        """The microbatches that a gradient came from, or may have come from."""
+        return [m for m in self.microbatches if m.reached or not m.awaited]
 
 
 @dataclass
@@ -162,6 +169,7 @@ class Observer:
         with ExitStack() as stack:
             for handle in (
                 module.register_forward_pre_hook(self._on_forward, with_kwargs=True),
+                module.register_forward_hook(self._on_forward_end),
                 register_optimizer_step_pre_hook(self._on_update),
                 register_optimizer_step_post_hook(self._on_updated),
             ):
@@ -197,7 +205,7 @@ class Observer:
 
     def trace(self) -> Trace:
         """What was seen, after the loop has ended."""
-        left_over = len(self._open.microbatches)
+        left_over = len(self._open.used())
         if self._open.attempted:
             self._close()
             left_over = 0
@@ -228,7 +236,7 @@ class Observer:
         update.microbatches.append(
             _Microbatch(
                 ids=self._ids(leaves),
-                rng=torch.get_rng_state(),
+                rng=RandomState.now(),
                 reduces=bool(wrapped and model.require_backward_grad_sync),
                 broadcast=False,
             )
@@ -272,11 +280,25 @@ class Observer:
 
             loss.total.register_hook(reached)
 
+    def _on_forward_end(self, module: nn.Module, args: Any, output: Any) -> None:
+        """Await a gradient at the outputs: a forward that no backward follows is no microbatch."""
+        if not torch.is_grad_enabled() or not self._open.microbatches:
+            return
+        microbatch = self._open.microbatches[-1]
+
+        def reached(_: Tensor) -> None:
+            microbatch.reached = True
+
+        for leaf in tree_leaves(output):
+            if isinstance(leaf, Tensor) and leaf.requires_grad:
+                microbatch.awaited = True
+                leaf.register_hook(reached)
+
     def _on_backward(self, *_: Any, **__: Any) -> None:
         for microbatch in self._open.microbatches:
             if not microbatch.ended:
                 microbatch.ended = True
-                microbatch.rng_used = not torch.equal(microbatch.rng, torch.get_rng_state())
+                microbatch.rng_used = microbatch.rng.moved()
                 microbatch.dtypes = set(self._memory.dtypes)
                 microbatch.peak_bytes = self._memory.peak_bytes
                 microbatch.nodes = self._memory.peak_tensors
@@ -417,7 +439,7 @@ class Observer:
                 gradient = self._descaled(gradient)
         self._closed.append(
             UpdateTrace(
-                microbatches=tuple(m.freeze() for m in update.microbatches),
+                microbatches=tuple(m.freeze() for m in update.used()),
                 start=update.start,
                 gradient=clipped if gradient is None else gradient,
                 clipped=clipped,

@@ -9,6 +9,8 @@ from typing import Any
 from torch import Tensor
 from torch.optim import Optimizer
 
+from equivtest.observe.rng import RandomState
+
 Tensors = Mapping[str, Tensor]
 Gradients = Mapping[str, Tensor | None]
 """Gradient by parameter name; None where autograd left none, which is not the same as zero."""
@@ -45,7 +47,7 @@ class MicrobatchTrace:
         totals, counts: of each ``Loss`` made, in order of making.
         factors: by what each total was multiplied before backward (the gradient that reached it),
             or None where none did.
-        rng: the CPU generator's state before the forward, where the forward drew from it.
+        rng: the generators' state before the forward, where the forward drew from one.
         dtypes: floating dtypes that autograd saved in the forward.
         reduces: the wrapper would reduce with this microbatch's backward.
         broadcast: buffers were broadcast before the forward.
@@ -57,7 +59,7 @@ class MicrobatchTrace:
     totals: tuple[float, ...] = ()
     counts: tuple[float, ...] = ()
     factors: tuple[float | None, ...] = ()
-    rng: Tensor | None = None
+    rng: RandomState | None = None
     dtypes: tuple[str, ...] = ()
     reduces: bool = False
     broadcast: bool = False

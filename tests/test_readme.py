@@ -1,0 +1,82 @@
+"""Every code block of the README runs as it stands."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```", (ROOT / "README.md").read_text(), re.M | re.S)
+
+
+def blocks(language: str) -> list[str]:
+    return [text for kind, text in BLOCKS if kind == language]
+
+
+def run(*command: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=300)
+
+
+def test_the_readme_has_a_case_a_script_and_two_commands() -> None:
+    assert [kind for kind, _ in BLOCKS] == ["sh", "python", "python"]
+
+
+def test_the_case_passes_under_pytest(tmp_path: Path) -> None:
+    case = blocks("python")[0]
+    (tmp_path / "test_my_loop.py").write_text(case)
+    plugin = [] if installed() else ["-p", "equivtest.plugin"]
+    done = run(sys.executable, "-m", "pytest", "-q", "-x", *plugin, cwd=tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    # plans(32, max_D=2): six factorisations of 32 at D=1, five of 16 at D=2; three precisions
+    assert "33 passed" in done.stdout
+    assert (tmp_path / "reports" / "divergence.html").exists()
+
+
+@pytest.mark.parametrize(
+    ("line", "cause"),
+    [
+        ("        clip_grad_norm_(rank.module.parameters(), 1.0)\n", "clip.missing"),
+        ("                with rank.autocast():\n", "prec.not_applied"),
+    ],
+)
+def test_without_the_clip_or_the_autocast_the_case_names_its_cause(
+    tmp_path: Path, line: str, cause: str
+) -> None:
+    case = blocks("python")[0]
+    assert line in case
+    left_out = "                if True:\n" if line.endswith(":\n") else ""
+    # Bound 0.01: active in every update of this model.
+    case = case.replace(line, left_out).replace("clip_norm=1.0", "clip_norm=0.01")
+    case = case.replace("parameters(), 1.0)", "parameters(), 0.01)")
+    (tmp_path / "test_my_loop.py").write_text(case)
+    plugin = [] if installed() else ["-p", "equivtest.plugin"]
+    only = "bf16-mixed and m8-A2-D2"
+    done = run(sys.executable, "-m", "pytest", "-q", "-k", only, *plugin, cwd=tmp_path)
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert cause in done.stdout
+
+
+def test_the_script_passes(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(blocks("python")[1])
+    done = run(sys.executable, str(script), cwd=tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "equivalent" in done.stdout
+
+
+def test_the_commands_are_targets_of_the_makefile() -> None:
+    for line in blocks("sh")[0].splitlines():
+        command = line.split("#")[0].split()
+        done = run(*command, "--dry-run", cwd=ROOT)
+        assert done.returncode == 0, done.stderr
+
+
+def installed() -> bool:
+    """Whether the package is installed, and with it the plugin's entry point."""
+    from importlib.metadata import entry_points
+
+    return any(e.name == "equivtest" for e in entry_points(group="pytest11"))
