@@ -101,6 +101,21 @@ def by_term(loss: LossResult) -> dict[str, Loss]:
     )
 
 
+def denominator(counts: Counts, term: str) -> float:
+    """What the total of ``term`` is divided by.
+
+    Raises:
+        CountError: nothing was counted for it.
+    """
+    if term not in counts:
+        found = f"the terms {sorted(counts)}" if set(counts) != {""} else "one number"
+        wanted = f"a term {term!r}" if term else "one total"
+        raise CountError(
+            f"count gives {found}, and the loss has {wanted}: use the same terms in both"
+        )
+    return counts[term]
+
+
 def added(counts: Sequence[Counts]) -> Counts:
     """Sums by term."""
     total: Counts = {}

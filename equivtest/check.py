@@ -10,6 +10,7 @@ from typing import Any
 from equivtest.arms import Case, candidate
 from equivtest.arms.case import groups_of
 from equivtest.arms.support import refused
+from equivtest.batches import CountError
 from equivtest.compare.card import planned_card
 from equivtest.compare.judge import judge
 from equivtest.compare.verdict import Expectation, Failure, Status, Verdict, expectation
@@ -21,6 +22,8 @@ from equivtest.precision import refusal
 
 REFUSALS = ("NotImplementedError",)
 """Exceptions in equivtest's own recipe that are torch's limits, not mistakes of an experiment."""
+
+COUNT_ERROR = f"{CountError.__module__}.{CountError.__qualname__}"
 
 _shared: dict[int, Shared] = {}
 
@@ -95,7 +98,9 @@ def _failed(
     if failure.exception_type is not None:
         try:
             reason = pool.solo(refused, shared, case)
-        except RankFailed:
+        except RankFailed as alone:
+            if alone.exception_type == COUNT_ERROR:  # any loop stumbles over it
+                return _error(experiment, case, alone)
             reason = None
         if reason is None and case.loop is None and failure.exception_type in REFUSALS:
             reason = f"torch refuses it: {failure.exception_message}"  # the recipe is not at fault

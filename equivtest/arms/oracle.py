@@ -151,7 +151,9 @@ class Whole:
 
     def _factor(self, extra: float) -> Factor:
         def factor(_: int, term: str | None) -> float | None:
-            return None if term is None else self.loss_scale * extra / denominator(self.counts, term)
+            if term is None:
+                return None
+            return self.loss_scale * extra / denominator(self.counts, term)
 
         return factor
 
