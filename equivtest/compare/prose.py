@@ -37,10 +37,14 @@ def explain(verdict: Verdict) -> str:
 
 
 def first_line(verdict: Verdict) -> str:
-    """Status, case and the headline; what was expected, if that was something else."""
+    """Status, causes, case and the headline; what was expected, if that was something else."""
     card = verdict.card
     expected = "" if verdict.passed else _expected(verdict)
-    return f"{verdict.status.value}: {card.plan} in {card.precision}: {headline(verdict)}{expected}"
+    causes = f" ({'; '.join(map(str, verdict.causes))})" if verdict.causes else ""
+    return (
+        f"{verdict.status.value}{causes}: {card.plan} in {card.precision}: "
+        f"{headline(verdict)}{expected}"
+    )
 
 
 def headline(verdict: Verdict) -> str:

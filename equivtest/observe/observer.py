@@ -42,6 +42,10 @@ from equivtest.observe.trace import (
 )
 
 
+OF_A_MICROBATCH = frozenset({"forward", "backward", "collective"})
+"""Kinds of events that belong to one microbatch; the others belong to the update."""
+
+
 @dataclass
 class _Microbatch:
     """A microbatch while it is open."""
@@ -506,10 +510,11 @@ class Observer:
         return ids.pop() if len(ids) == 1 else None
 
     def _event(self, kind: str, detail: str = "") -> None:
-        microbatch = len(self._open.microbatches) - 1
-        event = Event(kind, self._open.number, microbatch if microbatch >= 0 else None, detail)
+        current = len(self._open.microbatches) - 1
+        microbatch = current if kind in OF_A_MICROBATCH and current >= 0 else None
+        event = Event(kind, self._open.number, microbatch, detail)
         self._events.append(event)
-        where = f" of microbatch {microbatch}" if kind in {"forward", "backward"} else ""
+        where = "" if microbatch is None else f" of microbatch {microbatch}"
         self._note(f"{kind}{where} in update {event.update}" + (f" ({detail})" if detail else ""))
 
 

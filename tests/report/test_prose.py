@@ -19,12 +19,12 @@ def test_equivalent_takes_two_lines() -> None:
     ]
 
 
-def test_a_fault_says_what_why_what_to_change_and_the_numbersin_this_order() -> None:
+def test_a_fault_says_what_why_what_to_change_and_the_numbers_in_this_order() -> None:
     text = explain(verdicts.fault(PLAN))
     places = [
         text.index(part)
         for part in (
-            "fault: m4-A2-D2 in fp32: The accumulated, reduced gradient is not",
+            ": m4-A2-D2 in fp32: The accumulated, reduced gradient is not",
             "Evidence: update 0, rank 0, embedding.weight: 8 of 8 tensors",
             "What to change: The tensors beyond tolerance",
             "(clip.missing) The experiment clips",
