@@ -104,9 +104,11 @@ class Whole:
             total, scale = self._split(FIXED_SPLIT)
             return total, scale, True
         self._runs["split", 1] = total
+        # A loss over pairs is zero on single examples: then the whole gradient is what to go by.
+        sizes = [max(s, n) for s, n in zip(scale, norms(self.gradients), strict=True)]
         moved = [
             d > 1e-6 * s > 0 and self._steady(t, s)
-            for t, (d, s) in enumerate(zip(difference(total, self.gradients), scale, strict=True))
+            for t, (d, s) in enumerate(zip(difference(total, self.gradients), sizes, strict=True))
         ]
         if any(moved):
             return *self._split(FIXED_SPLIT), True

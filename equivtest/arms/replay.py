@@ -123,21 +123,27 @@ class _Replaying:
 
     def _microbatch(self, r: int, k: int, rank0_buffers: Tensors) -> None:
         seen = self.seen[r][k] if self.seen is not None else None
-        if self.buffers[r]:
-            broadcast = seen is not None and seen.broadcast
-            self.bench.load_buffers(rank0_buffers if broadcast else self.buffers[r])
-        if seen is not None and seen.rng is not None:
-            seen.rng.restore()
+        broadcast = seen is not None and seen.broadcast
+        buffers = rank0_buffers if broadcast else self.buffers[r]
         factors = _Factors(seen, self.counts, self.D, self.loss_scale)
-        run = self.bench.run(self.batches(self.group.ids[r][k]), factors)
+        run = self._run(r, k, factors, seen, buffers)
         if factors.uneven:
             # Terms that the loop weighed unevenly cannot be put right by one number afterwards.
             factors = _Factors(None, self.counts, self.D, self.loss_scale)
-            run = self.bench.run(self.batches(self.group.ids[r][k]), factors)
+            run = self._run(r, k, factors, seen, buffers)
         self._add(r, k, run, factors)
         if self.buffers[r]:
             self.buffers[r] = self.bench.buffers()
         self.out.shared &= seen is not None and factors.observed and run.totals == seen.totals
+
+    def _run(
+        self, r: int, k: int, factors: _Factors, seen: MicrobatchTrace | None, buffers: Tensors
+    ) -> Pass:
+        if buffers:
+            self.bench.load_buffers(buffers)
+        if seen is not None and seen.rng is not None:
+            seen.rng.restore()
+        return self.bench.run(self.batches(self.group.ids[r][k]), factors)
 
     def _add(self, r: int, k: int, run: Pass, factors: _Factors) -> None:
         out = self.out
