@@ -162,6 +162,19 @@ def test_examples_that_see_each_other_are_said() -> None:
     assert "examples see each other" in verdict.findings[0].text
 
 
+def test_a_loss_over_pairs_is_no_equivalent_split() -> None:
+    # In-batch negatives: the loss of a single example is zero, and so is its gradient.
+    def contrastive(model: nn.Module, batch: dict[str, Tensor]) -> Loss:
+        z = F.normalize(model(batch["x"]), dim=1)
+        return Loss(F.cross_entropy(z @ z.T, torch.arange(len(z)), reduction="sum"), count=len(z))
+
+    made = an_experiment(loss=contrastive, count=lambda batch: len(batch["x"]))
+    verdict = check(made, Plan(2, 2, 2), "fp64")
+    assert verdict.status == "unexplained", verdict.explain()
+    assert "examples see each other" in verdict.findings[0].text
+    assert check(made, Plan(8, 1, 1), "fp64").status == "equivalent"
+
+
 # -- overflow and underflow
 
 
