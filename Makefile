@@ -1,5 +1,5 @@
 .DEFAULT_GOAL := help
-.PHONY: help setup cases full test soak report lint
+.PHONY: help setup cases full test soak example report lint
 
 PYTHON ?= python3
 PYTEST_ARGS ?=
@@ -35,6 +35,13 @@ test: $(STAMP) ## run the tests
 
 soak: $(STAMP) ## draw thousands of correct and faulty loops (long)
 	$(BIN)/pytest tests/soak -n auto --hypothesis-profile=full $(PYTEST_ARGS)
+
+example: $(STAMP) ## make the example report anew (and its picture, where chromium is installed)
+	-$(BIN)/pytest tests/example/example.py -n auto -q --equiv-reports=build/example
+	cp build/example/divergence.html reports/example.html
+	if command -v chromium >/dev/null; then chromium --headless --no-sandbox --disable-gpu \
+	  --disable-background-networking --hide-scrollbars --user-data-dir=build/chromium \
+	  --window-size=1240,1230 --screenshot=reports/example.png "file://$$PWD/reports/example.html"; fi
 
 report: $(STAMP) ## render the page again from the records of the last runs
 	$(BIN)/equivtest report reports
