@@ -11,10 +11,6 @@ from equivtest.compare.distance import ratio
 from equivtest.plan import Plan
 from equivtest.precision import Precision, half_subnormal, unit_roundoff
 
-NULL = 1e-6
-"""Float64 split noise over scale beyond which a gradient is zero in exact arithmetic. Real tensors
-showed at most 1e-12, null ones 1e-3 and more."""
-
 FLOAT64_CAP = 1e-9
 """Float64 noise beyond which it is no noise."""
 
