@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from drawn import PRECISIONS, Drawn, drawn, experiment, refusal, wrap
 from hypothesis import given, settings
 from tally import Tally
