@@ -69,9 +69,11 @@ def fit(
         basis, residual = _columns(parts, keys, expected, gradient, t)
         gram += basis @ basis.T / scale[t] ** 2
         moment += basis @ residual / scale[t] ** 2
-    inverse = _pseudo_inverse(gram)
+    inverse, resolved = _pseudo_inverse(gram)
     deltas = inverse @ moment
-    spread = u * inverse.diagonal().clamp(min=0).sqrt()
+    # What the gradient does not tell may hide in a weight, up to the length of what it does tell.
+    hidden = (1.0 - resolved).clamp(min=0).sqrt() * deltas.norm()
+    spread = torch.maximum(u * inverse.diagonal().clamp(min=0).sqrt(), hidden)
     left = [ratio(norm(_difference(gradient[t], expected[t])), s) for t, s in enumerate(scale)]
     for t in usable:
         basis, residual = _columns(parts, keys, expected, gradient, t)
@@ -118,7 +120,10 @@ def _same_shape(a: Tensor | None, b: Tensor | None) -> bool:
     return a is None or b is None or a.shape == b.shape
 
 
-def _pseudo_inverse(gram: Tensor) -> Tensor:
+def _pseudo_inverse(gram: Tensor) -> tuple[Tensor, Tensor]:
+    """On the identifiable subspace, and the share of each unit vector that lies in it."""
     values, vectors = torch.linalg.eigh(gram)
     kept = values > IDENTIFIABLE * values.max().clamp(min=1e-300)
-    return (vectors[:, kept] / values[kept]) @ vectors[:, kept].T
+    basis = vectors[:, kept]
+    share = torch.ones_like(values) if kept.all() else basis.square().sum(1)
+    return (basis / values[kept]) @ basis.T, share
