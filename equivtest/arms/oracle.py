@@ -122,7 +122,7 @@ class Whole:
     def unsteady(self, tensor: int, scale: float) -> bool:
         """Rounding alone moves this tensor by more than ``NULL`` of ``scale``.
 
-        The loss times 1/3, then parameters moved in their last bits, until one moves it: noise alone
+        The loss times 1/3, then parameters moved in their last bits, until one moves it: mere noise
         takes few values (that of a scalar is a small multiple of one unit in the last place), and
         comes out the same in any two runs now and then. Neither permutations nor splits are asked:
         what depends on the order of examples, or on how they are cut, is not rounding.
