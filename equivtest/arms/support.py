@@ -30,7 +30,7 @@ def refused(seat: Seat, experiment: Experiment, case: Case) -> str | None:
         try:
             for group in case.groups:
                 reference.try_microbatches(group)
-        except (RuntimeError, NotImplementedError, ValueError) as error:
+        except (RuntimeError, NotImplementedError, ValueError, IndexError) as error:
             return f"torch refuses it in {case.precision.name}: {_first_line(error)}"
     return None
 

@@ -232,6 +232,7 @@ class Observer:
         """Open a microbatch, and the next update if this one has been attempted."""
         if self._open.attempted:
             self._close()
+        self._settle_last()
         update = self._open
         if update.start is None:
             update.start = self._state()
@@ -246,6 +247,18 @@ class Observer:
             )
         )
         self._memory.restart()
+
+    def _settle(self, microbatch: _Microbatch) -> None:
+        """Note what the forward left, up to its backward, or else up to the next forward."""
+        microbatch.rng_used = microbatch.rng.moved()
+        microbatch.dtypes = set(self._memory.dtypes)
+        microbatch.peak_bytes = self._memory.peak_bytes
+        microbatch.nodes = self._memory.peak_tensors
+
+    def _settle_last(self) -> None:
+        """A backward by ``torch.autograd.grad`` is not watched: a loss may use it in itself."""
+        if self._open.microbatches and not self._open.microbatches[-1].ended:
+            self._settle(self._open.microbatches[-1])
 
     def _on_forward(self, module: nn.Module, args: Any, kwargs: Any) -> None:
         if not torch.is_grad_enabled():
@@ -302,10 +315,7 @@ class Observer:
         for microbatch in self._open.microbatches:
             if not microbatch.ended:
                 microbatch.ended = True
-                microbatch.rng_used = microbatch.rng.moved()
-                microbatch.dtypes = set(self._memory.dtypes)
-                microbatch.peak_bytes = self._memory.peak_bytes
-                microbatch.nodes = self._memory.peak_tensors
+                self._settle(microbatch)
         if self._open.scale is None and self._rank.scaler is not None:
             self._open.scale = float(self._rank.scaler.get_scale())
         self._event("backward")
@@ -393,8 +403,13 @@ class Observer:
     def _refresh(self, optimizer: Optimizer) -> None:
         """The optimizer runs now: a scaler may have unscaled since the attempt."""
         seen = self._open.optimizers.get(id(optimizer))
-        if seen is not None:
-            self._take_gradients(seen.names)
+        if seen is None:
+            return
+        self._take_gradients(seen.names)
+        scale = getattr(optimizer, "grad_scale", None)
+        if scale is not None:  # a fused optimizer is handed scaled gradients and takes it out
+            held = {name: self._open.clipped.get(name) for name in seen.names}
+            self._open.clipped.update(_divided(held, float(scale)))
 
     def _take_gradients(self, own: Collection[str]) -> None:
         """Gradients at the update: an optimizer's own, and at the first attempt all others'."""
@@ -432,6 +447,7 @@ class Observer:
     # -- state
 
     def _close(self) -> None:
+        self._settle_last()
         update = self._open
         clipped = dict(update.clipped)
         end = self._state()
@@ -478,8 +494,7 @@ class Observer:
     def _descaled(self, gradients: Gradients) -> dict[str, Tensor | None]:
         """Gradients over the loss scale, as ``unscale_`` computes them."""
         assert self._open.scale is not None
-        inverse = 1.0 / self._open.scale
-        return {n: None if g is None else g * inverse for n, g in gradients.items()}
+        return _divided(gradients, self._open.scale)
 
     def _averages(self) -> dict[str, Tensor]:
         average = self._rank.average
@@ -516,6 +531,12 @@ class Observer:
         self._events.append(event)
         where = "" if microbatch is None else f" of microbatch {microbatch}"
         self._note(f"{kind}{where} in update {event.update}" + (f" ({detail})" if detail else ""))
+
+
+def _divided(gradients: Gradients, scale: float) -> dict[str, Tensor | None]:
+    """Times the inverse, as ``unscale_`` computes it."""
+    inverse = 1.0 / scale
+    return {n: None if g is None else g * inverse for n, g in gradients.items()}
 
 
 def _memory_of(tensor: Tensor) -> tuple[int, int]:
