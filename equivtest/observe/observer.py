@@ -41,7 +41,6 @@ from equivtest.observe.trace import (
     UpdateTrace,
 )
 
-
 OF_A_MICROBATCH = frozenset({"forward", "backward", "collective"})
 """Kinds of events that belong to one microbatch; the others belong to the update."""
 
@@ -138,6 +137,7 @@ class Observer:
         self._in_loss = False
         self._broadcast = False
         self._closures = 0
+        self._again = False
         self._groups_after: tuple[Any, ...] = ()
         self._loss = rank.loss
         rank.loss = self._watched_loss
@@ -156,7 +156,7 @@ class Observer:
         return batch
 
     def _watched_loss(self, model: Any, batch: Any) -> LossResult:
-        if torch.is_grad_enabled():
+        if self._training():
             self._begin_microbatch(tree_leaves(batch))
         self._in_loss = True
         try:
@@ -228,6 +228,10 @@ class Observer:
 
     # -- forward and backward
 
+    def _training(self) -> bool:
+        """Not an evaluation without gradients, and not a closure's second evaluation."""
+        return torch.is_grad_enabled() and not self._again
+
     def _begin_microbatch(self, leaves: Sequence[Any]) -> None:
         """Open a microbatch, and the next update if this one has been attempted."""
         if self._open.attempted:
@@ -261,7 +265,7 @@ class Observer:
             self._settle(self._open.microbatches[-1])
 
     def _on_forward(self, module: nn.Module, args: Any, kwargs: Any) -> None:
-        if not torch.is_grad_enabled():
+        if not self._training():
             return
         current = self._open.microbatches[-1] if self._open.microbatches else None
         fresh = current is None or current.ended or bool(current.losses)
@@ -275,15 +279,15 @@ class Observer:
         self._event("forward")
 
     def _before_broadcast(self, *_: Any, **__: Any) -> None:
-        if self._open.attempted:
+        if self._open.attempted and not self._again:
             self._close()
 
     def _on_broadcast(self, *_: Any, **__: Any) -> None:
-        self._broadcast = True
+        self._broadcast = not self._again
         self._event("broadcast")
 
     def _on_loss(self, loss: Loss) -> None:
-        if not self._open.microbatches or not torch.is_grad_enabled():
+        if not self._open.microbatches or not self._training():
             return
         microbatch = self._open.microbatches[-1]
         index = len(microbatch.losses)
@@ -299,7 +303,7 @@ class Observer:
 
     def _on_forward_end(self, module: nn.Module, args: Any, output: Any) -> None:
         """Await a gradient at the outputs: a forward that no backward follows is no microbatch."""
-        if not torch.is_grad_enabled() or not self._open.microbatches:
+        if not self._training() or not self._open.microbatches:
             return
         microbatch = self._open.microbatches[-1]
 
@@ -312,6 +316,8 @@ class Observer:
                 leaf.register_hook(reached)
 
     def _on_backward(self, *_: Any, **__: Any) -> None:
+        if self._again:
+            return
         for microbatch in self._open.microbatches:
             if not microbatch.ended:
                 microbatch.ended = True
@@ -321,6 +327,8 @@ class Observer:
         self._event("backward")
 
     def _on_backward_end(self, *_: Any, **__: Any) -> None:
+        if self._again:
+            return
         update = self._open
         if update.microbatches and update.microbatches[-1].reduces:
             self._event("collective")
@@ -362,13 +370,14 @@ class Observer:
             else:
                 self._refresh(optimizer)
             return None
-        self._closures = 0
+        self._closures, self._again = 0, False
 
         def watched_closure(*a: Any, **k: Any) -> Any:
             result = closure(*a, **k)
             self._closures += 1
             if self._closures == 1:
                 self._attempt(optimizer)
+                self._again = True  # what it evaluates next is no microbatch of the plan
             return result
 
         if "closure" in kwargs:
@@ -419,6 +428,7 @@ class Observer:
                 clipped[name] = gradient
 
     def _on_updated(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        self._again = False
         update = self._open
         seen = update.optimizers.get(id(optimizer))
         if seen is None:
