@@ -1,0 +1,263 @@
+"""Loops whose gradient is wrong: written as people write them, wrong in one place."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from meta.pieces import accumulated, averaged, backward, finish, reducing_last, right
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from equivtest import Rank
+
+# -- what the loss is divided by
+
+
+def mean_of_means(rank: Rank) -> None:
+    for group in rank.groups:
+        for k, batch in enumerate(group):
+            with reducing_last(rank, group, k):
+                with rank.autocast():
+                    loss = rank.loss(rank.model, batch)
+                    mean = loss.total / loss.count.clamp(min=1)
+                backward(rank, mean / len(group))
+        finish(rank)
+
+
+def local_denominator(rank: Rank) -> None:
+    for group in rank.groups:
+        for k, batch in enumerate(group):
+            with reducing_last(rank, group, k):
+                with rank.autocast():
+                    loss = rank.loss(rank.model, batch)
+                backward(rank, loss.total / max(group.local_count, 1))
+        finish(rank)
+
+
+def double_division(rank: Rank) -> None:
+    for group in rank.groups:
+        for k, batch in enumerate(group):
+            with reducing_last(rank, group, k):
+                backward(rank, right(rank, group, batch) / len(group))
+        finish(rank)
+
+
+def missing_world_size(rank: Rank) -> None:
+    for group in rank.groups:
+        for k, batch in enumerate(group):
+            with reducing_last(rank, group, k):
+                with rank.autocast():
+                    loss = rank.loss(rank.model, batch)
+                backward(rank, loss.total / group.count)
+        finish(rank)
+
+
+@dataclass(frozen=True)
+class WeightError:
+    """One microbatch of one update counts ``1 + error`` times."""
+
+    update: int
+    replica: int
+    microbatch: int
+    error: float
+
+    def __call__(self, rank: Rank) -> None:
+        for group in rank.groups:
+            for k, batch in enumerate(group):
+                with reducing_last(rank, group, k):
+                    objective = right(rank, group, batch)
+                    here = (group.update, rank.dp_rank, k)
+                    if here == (self.update, self.replica, self.microbatch):
+                        objective = objective * (1 + self.error)
+                    backward(rank, objective)
+            finish(rank)
+
+
+# -- what is accumulated
+
+
+def last_never_fetched(rank: Rank) -> None:
+    """``range(len(group) - 1)``."""
+    for group in rank.groups:
+        for k in range(len(group) - 1):
+            with nullcontext() if k == len(group) - 2 else rank.model.no_sync():
+                backward(rank, right(rank, group, group[k]))
+        finish(rank)
+
+
+def last_never_backward(rank: Rank) -> None:
+    """The last microbatch is forwarded and its backward is left out; gradients averaged by hand."""
+    for group in rank.groups:
+        for k, batch in enumerate(group):
+            objective = right(rank, group, batch)
+            if k < len(group) - 1:
+                backward(rank, objective)
+        averaged(rank)
+        finish(rank)
+
+
+def last_masked_out(rank: Rank) -> None:
+    """A mask that is one position off multiplies the last microbatch's loss by 0."""
+    for group in rank.groups:
+        mask = [1.0] * (len(group) - 1) + [0.0]
+        for k, batch in enumerate(group):
+            with reducing_last(rank, group, k):
+                backward(rank, right(rank, group, batch) * mask[k])
+        finish(rank)
+
+
+def only_last(rank: Rank) -> None:
+    for group in rank.groups:
+        for k, batch in enumerate(group):
+            rank.optimizer.zero_grad()
+            with reducing_last(rank, group, k):
+                backward(rank, right(rank, group, batch))
+        finish(rank)
+
+
+def low_precision_accumulator(rank: Rank) -> None:
+    """Sums in bfloat16 beside ``.grad``, reduced there and handed to the optimizer at the end."""
+    parameters = list(rank.module.parameters())
+    for group in rank.groups:
+        sums = [torch.zeros_like(p, dtype=torch.bfloat16) for p in parameters]
+        for batch in group:
+            backward(rank, right(rank, group, batch))
+            for total, parameter in zip(sums, parameters, strict=True):
+                if parameter.grad is not None:
+                    total += parameter.grad
+                parameter.grad = None
+        for total, parameter in zip(sums, parameters, strict=True):
+            dist.all_reduce(total, group=rank.dp_group)
+            parameter.grad = total.to(parameter.dtype) / rank.D
+        finish(rank)
+
+
+# -- single tensors, after a right accumulation
+
+
+@dataclass(frozen=True)
+class Edited:
+    """Something happens to the reduced gradient before the update."""
+
+    edit: Callable[[dict[str, nn.Parameter]], None]
+
+    def __call__(self, rank: Rank) -> None:
+        for group in rank.groups:
+            accumulated(rank, group)
+            self.edit(dict(rank.module.named_parameters()))
+            finish(rank)
+
+
+@dataclass(frozen=True)
+class Zeroed:
+    name: str
+
+    def __call__(self, parameters: dict[str, nn.Parameter]) -> None:
+        grad = parameters[self.name].grad
+        assert grad is not None
+        grad.zero_()
+
+
+@dataclass(frozen=True)
+class Swapped:
+    first: str
+    second: str
+
+    def __call__(self, parameters: dict[str, nn.Parameter]) -> None:
+        one, other = parameters[self.first], parameters[self.second]
+        one.grad, other.grad = other.grad, one.grad
+
+
+@dataclass(frozen=True)
+class Unreduced:
+    """A wrapper that leaves one parameter out of the reduction."""
+
+    name: str
+
+    def __call__(self, module: nn.Module) -> nn.Module:
+        DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(module, [self.name])
+        return DistributedDataParallel(module)
+
+
+@dataclass(frozen=True)
+class WrongReplica:
+    """One parameter takes rank 0's gradient everywhere (a broadcast where a reduction was meant)."""
+
+    name: str
+
+    def __call__(self, rank: Rank) -> None:
+        for group in rank.groups:
+            accumulated(rank, group)
+            grad = rank.module.get_parameter(self.name).grad
+            assert grad is not None
+            dist.broadcast(grad, 0, group=rank.dp_group)
+            finish(rank)
+
+
+# -- synchronisation
+
+
+def never_synchronised(rank: Rank) -> None:
+    """The forward goes through the inner module: its backward reduces nothing."""
+    for group in rank.groups:
+        for batch in group:
+            with rank.autocast():
+                loss = rank.loss(rank.module, batch)
+            backward(rank, loss.total / group.count * rank.D)
+        finish(rank)
+
+
+def inverted_boundary(rank: Rank) -> None:
+    """Reduces with the first microbatch and suppresses it with the others."""
+    for group in rank.groups:
+        for k, batch in enumerate(group):
+            with nullcontext() if k == 0 else rank.model.no_sync():
+                backward(rank, right(rank, group, batch))
+        finish(rank)
+
+
+def stale_carryover(rank: Rank) -> None:
+    """Gradients are never cleared between groups."""
+    for group in rank.groups:
+        accumulated(rank, group)
+        rank.optimizer.step()
+
+
+# -- clip and precision
+
+
+def clip_left_out(rank: Rank) -> None:
+    for group in rank.groups:
+        accumulated(rank, group)
+        if rank.scaler is not None:
+            rank.scaler.step(rank.optimizer)
+            rank.scaler.update()
+        else:
+            rank.optimizer.step()
+        if rank.scheduler is not None:
+            rank.scheduler.step()
+        rank.optimizer.zero_grad()
+
+
+def clip_per_microbatch(rank: Rank) -> None:
+    for group in rank.groups:
+        for k, batch in enumerate(group):
+            with reducing_last(rank, group, k):
+                right(rank, group, batch).backward()
+            torch.nn.utils.clip_grad_norm_(rank.module.parameters(), rank.clip_norm)
+        rank.optimizer.step()
+        rank.optimizer.zero_grad()
+
+
+def autocast_left_out(rank: Rank) -> None:
+    for group in rank.groups:
+        for k, batch in enumerate(group):
+            with reducing_last(rank, group, k):
+                loss = rank.loss(rank.model, batch)
+                backward(rank, loss.total / group.count * rank.D)
+        finish(rank)
+
