@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from drawn_table import PROPERTY, Tally
 from hypothesis import HealthCheck, Phase, settings
-from tally import PROPERTY, Tally
 
 # A case names itself in full: shrinking it would cost many real runs and tell no more.
 _COMMON: dict[str, Any] = {

@@ -17,9 +17,13 @@ import torch
 from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from equivtest import Experiment, Loss, Plan
+from equivtest.batches import Batches
 from equivtest.plan import GroupLayout, layout
+from equivtest.precision import precision
 
 PRECISIONS = ("fp64", "fp32", "bf16", "fp16", "bf16-mixed", "fp16-mixed")
 OPTIMIZERS = (
@@ -36,6 +40,9 @@ OPTIMIZERS = (
 RARE = ("two-terms", "two-optimizers", "averages", "frozen", "tied", "unused", "overflow")
 NO_EPS = ("sgd", "momentum", "nesterov")
 """Optimizers without a guard that is zero in float16."""
+
+SCALABLE = ("fp64", "fp32", "bf16", "bf16-mixed")
+"""Precisions in which a power of two on the loss changes no margin."""
 
 VOCABULARY = 11
 MOST_EXAMPLES = 48
@@ -102,12 +109,12 @@ def drawn(
 
 
 def _case(r: random.Random, precisions: tuple[str, ...], everything: bool) -> Drawn:
-    precision = r.choice(precisions)
+    chosen = r.choice(precisions)
     architecture = r.choice(
         ["mlp", "mlp", "mlp", "plain", "conv", "transformer", "transformer", "embedding", "lstm"]
     )
     kind = r.choice(RARE) if everything and r.random() < 0.25 else "common"
-    if kind == "overflow" and precision != "fp16-mixed":
+    if kind == "overflow" and chosen != "fp16-mixed":
         kind = "common"
     plan = _plan(r)
     groups = r.choice([1, 1, 2, 3])
@@ -115,13 +122,13 @@ def _case(r: random.Random, precisions: tuple[str, ...], everything: bool) -> Dr
     case = Drawn(
         architecture=architecture,
         width=r.choice([3, 4, 8, 8, 13, 16, 32]),
-        depth=_depth(r, architecture, precision),
+        depth=_depth(r, architecture, chosen),
         activation=r.choice(["relu", "relu", "gelu", "gelu", "tanh"]),
         normalised=r.random() < 0.5,
         optimizer=r.choice(OPTIMIZERS),
         plan=plan,
         examples=groups * plan.examples + left,
-        precision=precision,
+        precision=chosen,
         updates=3 if kind == "overflow" else r.choice([1, 2, 2, 3, 4]),
         clip=r.choice([None, None, 0.01, 1.0, 100.0]),
         schedule=r.random() < 0.5,
@@ -133,7 +140,7 @@ def _case(r: random.Random, precisions: tuple[str, ...], everything: bool) -> Dr
         shuffle=r.random() < 0.3,
         shift=r.random() < 0.3,
         fused_attention=r.random() < 0.5,
-        init_scale=2.0**30 if kind == "overflow" else r.choice([2.0**10, 2.0**10, 2.0**14]),
+        init_scale=2.0**30 if kind == "overflow" else r.choice([2.0**10, 2.0**10, 2.0**12]),
         kind=kind,
     )
     if refusal(case) is not None and not (everything and r.random() < 0.1):
@@ -174,6 +181,19 @@ def _depth(r: random.Random, architecture: str, precision: str) -> int:
         # In 8 or 11 bits a deep stack computes nothing but noise.
         most = min(most, 3 if architecture == "plain" else 8)
     return min(most, r.choice([1, 2, 2, 3, 3, 5, 8, 16, 40]))
+
+
+def scalable(
+    precisions: tuple[str, ...] = SCALABLE, *, stream: int = 0
+) -> st.SearchStrategy[tuple[Drawn, int]]:
+    """Strategy of cases of one update, and a power of two for their loss."""
+    numbers = st.integers(0, 2**40)
+    return numbers.map(lambda n: _scalable(random.Random(f"scaled:{stream}:{n}"), precisions))
+
+
+def _scalable(r: random.Random, precisions: tuple[str, ...]) -> tuple[Drawn, int]:
+    power = r.choice([k for k in range(-17, 17) if k])
+    return replace(_case(r, precisions, everything=False), updates=1), power
 
 
 def refusal(drawn: Drawn) -> str | None:
@@ -376,6 +396,45 @@ def experiment(drawn: Drawn) -> Experiment:
         seed=drawn.seed,
         name=f"drawn_{drawn.architecture}",
     )
+
+
+def backward_range(drawn: Drawn) -> tuple[float, float]:
+    """Smallest and largest magnitude, zeros left out, of what the plan's backwards compute.
+
+    Of every tensor that an operation returns, with the expected factors, in one process. Forwards
+    are not looked at: a factor on the loss scales nothing in them.
+    """
+    chosen, plan = precision(drawn.precision), experiment(drawn)
+    torch.manual_seed(drawn.seed)
+    net = plan.model().to(chosen.parameters)
+    batches = Batches(plan, chosen.parameters)
+    seen = _Magnitudes()
+    for group in _groups(drawn):
+        count = sum(float(_count(batches(ids))) for replica in group.ids for ids in replica)
+        for ids in (ids for replica in group.ids for ids in replica):
+            with chosen.context("cpu"):
+                loss = _loss(net, batches(ids), drawn.loss_scale)
+            with seen:
+                (loss.total / count * drawn.plan.D).backward()
+    return seen.smallest, seen.largest
+
+
+class _Magnitudes(TorchDispatchMode):
+    """Notes the range of what operations return."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.smallest, self.largest = math.inf, 0.0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        returned = func(*args, **(kwargs or {}))
+        for leaf in tree_leaves(returned):
+            if isinstance(leaf, Tensor) and leaf.is_floating_point() and leaf.numel():
+                sizes = leaf.detach().double().abs()
+                self.largest = max(self.largest, float(sizes.max()))
+                if bool(sizes.any()):
+                    self.smallest = min(self.smallest, float(sizes[sizes > 0].min()))
+        return returned
 
 
 def _data(drawn: Drawn) -> list[dict[str, Tensor]]:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 from correct import check_correct
-from tally import PROPERTY
+from drawn_table import PROPERTY
 
 
 @pytest.mark.parametrize("stream", range(100, 108))
