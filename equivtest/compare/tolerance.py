@@ -7,7 +7,6 @@ from collections.abc import Sequence
 
 import torch
 
-from equivtest.compare.distance import ratio
 from equivtest.plan import Plan
 from equivtest.precision import Precision, half_subnormal, unit_roundoff
 
@@ -30,10 +29,11 @@ def replay_tolerance(plan: Plan, dtype: torch.dtype, elements: int, scale: float
 
     Below the dtype's normal range an addition rounds by half the smallest subnormal, whatever the
     size of its operands: with ``n`` elements that adds ``sqrt(n)`` of it to the distance. Only
-    float16 gradients come near it (2**-25; float32 and bfloat16 have 2**-150 and 2**-134).
+    float16 gradients come near it (2**-25; float32 and bfloat16 have 2**-150 and 2**-134). Where
+    the microbatches' gradients are all zeros (``scale`` 0) no addition rounds.
     """
-    absolute = math.sqrt(elements) * half_subnormal(dtype)
-    return 4.0 * math.sqrt(plan.A * plan.D) * (unit_roundoff(dtype) + ratio(absolute, scale))
+    absolute = math.sqrt(elements) * half_subnormal(dtype) / scale if scale > 0 else 0.0
+    return 4.0 * math.sqrt(plan.A * plan.D) * (unit_roundoff(dtype) + absolute)
 
 
 def split_tolerance(floor: float) -> float:

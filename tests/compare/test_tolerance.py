@@ -7,7 +7,7 @@ import torch
 
 from equivtest import Plan
 from equivtest.compare.tolerance import floors, oracle_tolerance, replay_tolerance, split_tolerance
-from equivtest.precision import precision
+from equivtest.precision import precision, unit_roundoff
 
 
 @pytest.mark.parametrize(
@@ -35,9 +35,11 @@ def test_near_zero_float16_rounds_by_an_absolute_amount() -> None:
     assert found == 4 * (2.0**-11 + 2.0**-10)
 
 
-def test_a_scale_of_nothing_in_float16_allows_anything() -> None:
-    # Whatever is left there is below the smallest number: not judged rather than a fault.
-    assert replay_tolerance(Plan(1, 1, 1), torch.float16, elements=4, scale=0.0) == math.inf
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
+def test_where_nothing_was_added_nothing_rounds(dtype: torch.dtype) -> None:
+    # Then the distance of anything but zeros is infinite, and beyond any finite tolerance.
+    found = replay_tolerance(Plan(1, 1, 1), dtype, elements=4, scale=0.0)
+    assert found == 4 * unit_roundoff(dtype)
 
 
 def test_the_split_may_be_off_by_64_floors_of_at_least_four_roundoffs() -> None:
