@@ -23,7 +23,7 @@ def mean_of_means(rank: Rank) -> None:
             with reducing_last(rank, group, k):
                 with rank.autocast():
                     loss = rank.loss(rank.model, batch)
-                    mean = loss.total / loss.count.clamp(min=1)
+                    mean = loss.total / max(float(loss.count), 1.0)
                 backward(rank, mean / len(group))
         finish(rank)
 
