@@ -15,8 +15,10 @@ def norm(tensor: Tensor | None) -> float:
     """Euclidean norm in float64; 0 for None."""
     if tensor is None or tensor.numel() == 0:
         return 0.0
-    dense = tensor.to_dense() if tensor.layout is not torch.strided else tensor
-    return float(torch.linalg.vector_norm(dense, dtype=wide(dense.dtype)))
+    value = dense(tensor)
+    if not (value.is_floating_point() or value.is_complex()):  # a counter among buffers
+        value = value.double()
+    return float(torch.linalg.vector_norm(value, dtype=wide(value.dtype)))
 
 
 def norms(tensors: MaybeTensors) -> list[float]:

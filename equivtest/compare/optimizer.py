@@ -8,6 +8,7 @@ cloned, gives its parameters bit for bit; so does the experiment's; and in float
 from __future__ import annotations
 
 import copy
+import inspect
 from collections.abc import Mapping
 from typing import Any
 
@@ -75,6 +76,12 @@ class ExpectedOptimizers:
         _set_state(optimizer, parameters, seen.state_before)
         optimizer.step()
         return _outcome(optimizer, parameters)
+
+
+def evaluates(seen: OptimizerTrace) -> bool:
+    """The update evaluates the loss in itself, so its gradient alone does not tell its outcome."""
+    closure = inspect.signature(seen.kind.step).parameters.get("closure")
+    return seen.closures > 1 or (closure is not None and closure.default is closure.empty)
 
 
 def real_clone_updated(
@@ -188,10 +195,14 @@ def _widened(tensor: Tensor) -> Tensor:
 
 
 def _same_value(a: Any, b: Any) -> bool:
-    if isinstance(a, Tensor) or isinstance(b, Tensor):
+    held = next((value for value in (a, b) if isinstance(value, Tensor)), None)
+    if held is not None:
+        # A learning rate in a tensor is the number that its dtype makes of it.
         return (
             a is not None
             and b is not None
-            and bool(torch.equal(torch.as_tensor(a), torch.as_tensor(b)))
+            and torch.equal(
+                torch.as_tensor(a, dtype=held.dtype), torch.as_tensor(b, dtype=held.dtype)
+            )
         )
     return bool(a == b)

@@ -114,7 +114,7 @@ class ParameterJudge:
         oracle: Gradients | None,
     ) -> None:
         """The third level: the same update in float64, and that of the oracle's gradient."""
-        if seen.closures > 1:
+        if replayed.evaluates(seen):
             return
         groups = self._expected.hyperparameters(optimizer)
         own = replayed.float64_updated(update.before, update.clipped, seen, optimizer, groups)
@@ -200,7 +200,7 @@ class ParameterJudge:
     def _update(
         self, u: int, update: UpdateTrace, seen: OptimizerTrace, optimizer: Optimizer
     ) -> Iterator[Finding]:
-        if seen.closures > 1:
+        if replayed.evaluates(seen):
             self.notes.append(
                 f"{seen.kind.__name__} evaluated its closure {seen.closures} times: parameters "
                 "are not judged"
