@@ -71,6 +71,12 @@ def test_a_complex_number_is_measured_by_its_modulus() -> None:
     assert distance(torch.tensor([1 + 1j]), torch.tensor([1 - 2j])) == 3.0
 
 
+def test_a_counter_is_measured_as_a_number() -> None:
+    assert norm(torch.tensor(3)) == 3.0
+    assert distance(torch.tensor(5), torch.tensor(3)) == 2.0
+    assert distance(torch.tensor(True), torch.tensor(False)) == 1.0
+
+
 def test_an_empty_tensor_has_no_norm() -> None:
     assert norm(torch.zeros(0, 3)) == 0.0
     assert norm(None) == 0.0
