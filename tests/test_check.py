@@ -175,6 +175,33 @@ def test_a_loss_over_pairs_is_no_equivalent_split() -> None:
     assert check(made, Plan(8, 1, 1), "fp64").status == "equivalent"
 
 
+@pytest.mark.parametrize("forwards", [1, 2])
+def test_a_forward_beside_the_plan_moves_running_statistics_and_is_a_fault(forwards: int) -> None:
+    def warms_up(rank: Rank) -> None:
+        for _ in range(forwards):
+            rank.module(torch.randn(8, 5))
+        accumulate(rank)
+
+    made = an_experiment(model=SOURCES["batchnorm"])
+    verdict = check(made, Plan(8, 1, 1), loop=warms_up)
+    assert verdict.status == "fault", verdict.explain()
+    assert verdict.cause == "differs.buffers"
+
+
+def test_an_evaluation_in_the_middle_of_the_loop_is_no_fault() -> None:
+    def evaluates(rank: Rank) -> None:
+        for group in rank.groups:
+            rank.module.eval()
+            with torch.no_grad():
+                rank.module(torch.ones(3, 5))
+            rank.module.train()
+            rank.groups = [group]
+            accumulate(rank)
+
+    verdict = check(an_experiment(model=SOURCES["batchnorm"]), Plan(8, 1, 1), loop=evaluates)
+    assert verdict.status == "equivalent", verdict.explain()
+
+
 # -- overflow and underflow
 
 
