@@ -96,7 +96,7 @@ def own_loss(rank: Rank) -> None:
             with reducing_last(rank, group, k):
                 with rank.autocast():
                     total = _summed(rank.model(batch["x"]), batch)
-                    backward(rank, total / group.count * rank.D)
+                backward(rank, total / group.count * rank.D)
         finish(rank)
 
 
@@ -484,7 +484,7 @@ class Correct:
 
 
 def _fusable(drawn: Drawn) -> Drawn:
-    """Only Adam in bfloat16: torch 2.13's fused SGD leaves elements out in half precision on CPU."""
+    """Only Adam in bfloat16: torch 2.13's fused SGD is wrong in half precision on CPU."""
     names = ("adam", "adamw") if drawn.precision == "bf16" else SGD_AND_ADAM
     optimizer = drawn.optimizer if drawn.optimizer in names else "adamw"
     return replace(drawn, optimizer=optimizer, schedule=False)

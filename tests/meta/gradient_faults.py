@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 from meta.pieces import accumulated, averaged, backward, finish, reducing_last, right
 from torch import nn
+from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 
 from equivtest import Rank
@@ -24,6 +25,22 @@ def mean_of_means(rank: Rank) -> None:
                 with rank.autocast():
                     loss = rank.loss(rank.model, batch)
                     mean = loss.total / max(float(loss.count), 1.0)
+                backward(rank, mean / len(group))
+        finish(rank)
+
+
+def mean_of_means_by_torch(rank: Rank) -> None:
+    """As most loops are written: torch's mean of each microbatch, and no ``Loss`` anywhere."""
+    for group in rank.groups:
+        for k, batch in enumerate(group):
+            with reducing_last(rank, group, k):
+                with rank.autocast():
+                    scores = rank.model(batch["x"])
+                    mean = F.cross_entropy(
+                        scores.reshape(-1, scores.shape[-1]),
+                        batch["target"].reshape(-1),
+                        ignore_index=-100,
+                    )
                 backward(rank, mean / len(group))
         finish(rank)
 
@@ -185,7 +202,7 @@ class Unreduced:
 
 @dataclass(frozen=True)
 class WrongReplica:
-    """One parameter takes rank 0's gradient everywhere (a broadcast where a reduction was meant)."""
+    """One parameter takes rank 0's gradient everywhere: a broadcast, not a reduction."""
 
     name: str
 
@@ -260,4 +277,3 @@ def autocast_left_out(rank: Rank) -> None:
                 loss = rank.loss(rank.model, batch)
                 backward(rank, loss.total / group.count * rank.D)
         finish(rank)
-

@@ -1,4 +1,4 @@
-"""What a planted fault does to the gradient, worked out apart from equivtest: plain float64 torch."""
+"""What a planted fault does to the gradient, worked out in plain float64 torch."""
 
 from __future__ import annotations
 

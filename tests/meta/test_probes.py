@@ -1,7 +1,7 @@
 """The probes that name a fault by a number: exact values, read from real process groups.
 
-T: D=2, A=3, supervised counts 1, 3, 2 | 2, 6, 1, N=15, loss of an element ``g s + w[r, k]``. ``s`` is
-shared by all, ``w`` has one coordinate a microbatch and so reads out the weight that each received.
+T: D=2, A=3, supervised counts 1, 3, 2 | 2, 6, 1, N=15, loss of an element ``g s + w[r, k]``. ``s``
+is shared by all, ``w`` has one coordinate a microbatch and so reads out the weight of each.
 """
 
 from __future__ import annotations
@@ -77,9 +77,10 @@ def gradients(
     experiment: Experiment, plan: Plan, loop: Callable[[Rank], None], wrap: Any = None
 ) -> list[dict[str, list[float]]]:
     """The first update's gradient on each rank, flat."""
+    firsts = [trace.updates[0].gradient for trace in traces(experiment, plan, loop, wrap)]
     return [
-        {n: held.reshape(-1).tolist() for n, held in t.updates[0].gradient.items() if held is not None}
-        for t in traces(experiment, plan, loop, wrap)
+        {name: held.reshape(-1).tolist() for name, held in first.items() if held is not None}
+        for first in firsts
     ]
 
 
@@ -180,7 +181,7 @@ def test_the_worked_loss_is_3_5_and_not_3() -> None:
     assert right.updates[0].oracle_loss == 3.5
     # The gradient of factor * values at factor 1 is the loss itself.
     assert gradients(WORKED, plan, accumulate)[0]["factor"] == [3.5]
-    assert gradients(WORKED, plan, g.mean_of_means)[0]["factor"] == [3.0]
+    assert gradients(WORKED, plan, g.mean_of_means)[0]["factor"] == pytest.approx([3.0], abs=1e-14)
     assert check(WORKED, plan, precision="fp64", loop=g.mean_of_means).status == "fault"
 
 

@@ -1,4 +1,4 @@
-"""Five hundred drawn cases of each planted fault, and of each correct loop that is not the recipe."""
+"""Five hundred drawn cases of each planted fault, and of each correct loop of another kind."""
 
 from __future__ import annotations
 
