@@ -12,7 +12,6 @@ import pytest
 import torch
 from sklearn.datasets import load_digits
 from torch import nn
-from torch.nn import functional as F
 
 from equivtest import Experiment, Loss, Plan, Rank, plans
 
