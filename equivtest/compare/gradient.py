@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median
 
 import torch
@@ -19,6 +19,7 @@ from equivtest.compare.tolerance import (
     replay_tolerance,
     split_tolerance,
 )
+from equivtest.compare.verdict import TensorRow
 from equivtest.compare.weights import Weights
 from equivtest.plan import Plan
 from equivtest.precision import Precision
@@ -106,6 +107,20 @@ class AgainstOracle:
         """C has something to say about tensor ``t``."""
         return not (self.capped[t] or (self.blind[t] and not self.null[t]))
 
+    def written_into(self, row: TensorRow, t: int) -> TensorRow:
+        """``row`` with what B and C say of tensor ``t``."""
+        return replace(
+            row,
+            split_distance=self.split[t],
+            split_tolerance=self.split_tolerances[t],
+            oracle_distance=self.oracle[t],
+            oracle_tolerance=self.oracle_tolerances[t],
+            noise_floor=self.floor[t],
+            scale=self.scale[t],
+            null=self.null[t],
+            blind=self.blind[t] or self.capped[t],
+        )
+
     def fails(self, t: int) -> bool:
         """C rejects tensor ``t``."""
         return self.oracle[t] > self.oracle_tolerances[t]
@@ -129,7 +144,8 @@ def against_oracle(
     truth, scale = oracle.gradients, oracle.scale
     split = _relative(replay64.expected, truth, scale)
     suspects = [t for t, d in enumerate(split) if d > split_tolerance(0.0)]
-    null = _null(oracle, suspects)
+    far = _beyond(precision.cap, [*gradients, large.gradients], truth, scale)
+    null = _null(oracle, sorted({*suspects, *far}))
     split_floor = _split_floor(oracle) if any(not null[t] for t in suspects) else [0.0] * len(split)
     tolerances = [split_tolerance(f) for f in split_floor]
     right = all(null[t] or split[t] <= tolerances[t] for t in suspects)
@@ -170,6 +186,20 @@ def against_oracle(
         drew=oracle.drew,
         coupled=oracle.coupled,
     )
+
+
+def _beyond(
+    cap: float, runs: Sequence[MaybeTensors], truth: MaybeTensors, scale: Sequence[float]
+) -> list[int]:
+    """Tensors that are further from the oracle than the precision's noise may be.
+
+    Among them are null ones of which every example rounds alike in any split.
+    """
+    return [
+        t
+        for t, s in enumerate(scale)
+        if max(ratio(distance(run[t], truth[t]), s) for run in runs) > cap
+    ]
 
 
 def _null(oracle: Whole, suspects: Sequence[int]) -> list[bool]:
