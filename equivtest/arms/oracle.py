@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 
@@ -60,8 +60,11 @@ class Whole:
     @cached_property
     def loss(self) -> float:
         """The loss of the whole group, normalised."""
-        self._check_counts(self._large)
         return self._large.weighed(self.counts)
+
+    def check_counts(self) -> None:
+        """Raise ``CountError`` unless the loss counts on the whole what the parts add up to."""
+        self._check_counts(self._large)
 
     @property
     def drew(self) -> bool:
@@ -127,7 +130,10 @@ class Whole:
         comes out the same in any two runs now and then. Neither permutations nor splits are asked:
         what depends on the order of examples, or on how they are cut, is not rounding.
         """
-        nudges = [self.third, *(partial(self.jittered, k) for k in range(NUDGES))]
+        nudges: list[Callable[[], Sum]] = [
+            self.third,
+            *(partial(self.jittered, k) for k in range(NUDGES)),
+        ]
         return any(distance(run()[tensor], self.gradients[tensor]) > NULL * scale for run in nudges)
 
     def _split(self, size: int) -> tuple[Sum, list[float]]:
@@ -174,9 +180,9 @@ class Whole:
         inverse = 1.0 / (self.loss_scale * extra)
         return [None if g is None else dense(g).to(wide(g.dtype)) * inverse for g in run.gradients]
 
-    def _once(self, key: tuple[object, ...], run: object) -> Sum:
+    def _once(self, key: tuple[object, ...], run: Callable[[], Sum]) -> Sum:
         if key not in self._runs:
-            self._runs[key] = run()  # type: ignore[operator]
+            self._runs[key] = run()
         return self._runs[key]
 
     def _check_counts(self, run: Pass) -> None:

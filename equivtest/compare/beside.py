@@ -1,0 +1,169 @@
+"""What an update is judged on beside its gradient: skips, buffers, losses. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from equivtest.arms.replay import Replay
+from equivtest.compare.cause import Cause
+from equivtest.compare.continuity import same_values
+from equivtest.compare.distance import distance, norm, ratio
+from equivtest.compare.verdict import Finding
+from equivtest.observe.trace import UpdateTrace
+from equivtest.precision import Precision, unit_roundoff
+
+
+@dataclass(frozen=True)
+class Skip:
+    """What overflow makes of an update.
+
+    Attributes:
+        judged: there is a gradient to judge.
+        findings, note: what was wrong about it, and what is worth saying.
+    """
+
+    judged: bool
+    findings: tuple[Finding, ...] = ()
+    note: str = ""
+
+
+def skip(
+    u: int, seen: Sequence[UpdateTrace], replay_finite: bool, candidate_finite: bool, name: str
+) -> Skip:
+    """Whether update ``u`` was skipped as it had to be, on every rank.
+
+    Args:
+        seen: the update by rank.
+        replay_finite, candidate_finite: no element of the gradient is NaN or infinite.
+        name: the precision's.
+    """
+    findings = [
+        Finding(cause, text, update=u)
+        for cause, text in _skip_findings(
+            u, [update.applied for update in seen], replay_finite, candidate_finite
+        )
+    ]
+    if candidate_finite:
+        return Skip(judged=True, findings=tuple(findings))
+    if replay_finite or any(update.applied for update in seen):
+        return Skip(judged=False, findings=tuple(findings))
+    before, after = seen[0].scale, seen[0].scale_after
+    if before is not None and after is not None and after >= before:
+        text = f"the loss scale did not fall after update {u} was skipped"
+        findings.append(Finding(Cause.SKIP, text, update=u))
+    note = (
+        f"update {u} was skipped: its gradient overflows in {name} at loss scale "
+        f"{seen[0].scale or 1:g}, in the replay as well; it is not judged"
+    )
+    return Skip(judged=False, findings=tuple(findings), note=note)
+
+
+def _skip_findings(
+    u: int, applied: Sequence[bool], replay_finite: bool, candidate_finite: bool
+) -> Iterator[tuple[Cause, str]]:
+    if len(set(applied)) > 1:
+        who = [rank for rank, a in enumerate(applied) if not a]
+        yield Cause.SKIP, f"ranks {who} skipped update {u} and the others applied it"
+    if not candidate_finite and any(applied):
+        yield Cause.NONFINITE, f"update {u} was applied with a gradient that is not finite"
+    elif not candidate_finite and replay_finite:
+        yield (
+            Cause.GRADIENT,
+            f"the gradient of update {u} is not finite, and that of the plan's microbatches is",
+        )
+    elif candidate_finite and replay_finite and not applied[0]:
+        yield Cause.SKIP, f"update {u} was skipped although its gradient is finite"
+
+
+def buffers(u: int, replay: Replay, seen: Sequence[UpdateTrace], A: int) -> Iterator[Finding]:
+    """Each rank's buffers after the update's last forward against those predicted for it."""
+    for rank, (update, predicted) in enumerate(zip(seen, replay.buffers, strict=True)):
+        for name, found in update.end.buffers.items():
+            wanted = predicted.get(name)
+            if wanted is None or same_values(found, wanted):
+                continue
+            moved = ratio(distance(found, wanted), norm(wanted))
+            floating = found.is_floating_point()
+            allowed = 4 * math.sqrt(A) * unit_roundoff(found.dtype) if floating else 0.0
+            if moved > allowed:
+                yield Finding(
+                    Cause.BUFFERS,
+                    f"buffer {name!r} of rank {rank} is {moved:.3g} of its norm away from what "
+                    f"its forwards and broadcasts give in update {u}",
+                    update=u,
+                    rank=rank,
+                    tensor=name,
+                    distance=moved,
+                    tolerance=allowed,
+                )
+                break
+
+
+def candidate_loss(
+    seen: Sequence[UpdateTrace], replay: Replay, counts: Mapping[str, float]
+) -> float | None:
+    """The candidate's normalised loss, where its losses are those that the replay made."""
+    total = 0.0
+    for rank, update in enumerate(seen):
+        for k, microbatch in enumerate(update.microbatches):
+            terms = replay.terms.get((rank, k))
+            if terms is None or replay.counts[rank, k] != microbatch.counts:
+                return None
+            total += sum(
+                value / counts[term]
+                for value, term in zip(microbatch.totals, terms, strict=True)
+                if term is not None
+            )
+    return total
+
+
+@dataclass(frozen=True)
+class Losses:
+    """Normalised losses of one update.
+
+    Attributes:
+        found: the candidate's, None where it could not be matched.
+        replayed, scale: the replay's, and the sum of its microbatches' magnitudes.
+        oracle, large: of the whole group in float64 and in the case's precision, where they were
+            computed.
+        split_right: the split is right, so that the oracle's is what the candidate's should be.
+    """
+
+    found: float | None
+    replayed: float
+    scale: float
+    oracle: float | None = None
+    large: float | None = None
+    split_right: bool = True
+
+
+def losses(u: int, values: Losses, precision: Precision) -> tuple[list[Finding], list[str]]:
+    """``|L - L_o| <= kappa max(f_L, c u) sum |L_i|``: what is beyond it, and what was left out."""
+    if values.found is None:
+        text = "the loop's own losses could not be matched with the experiment's: not compared"
+        return [], [text]
+    floor, wanted, notes = 0.0, [("the replay's", values.replayed)], []
+    if values.oracle is not None and values.large is not None:
+        noise = ratio(abs(values.large - values.oracle), values.scale)
+        if noise <= precision.cap:
+            floor = noise
+            if values.split_right:
+                wanted.append(("the oracle's", values.oracle))
+        elif values.split_right:
+            notes.append(
+                f"update {u}: the loss of the large batch is noise in {precision.name}: the loss "
+                "is not compared with the oracle's"
+            )
+    allowed = precision.kappa * max(floor, precision.c * precision.u)
+    for whose, value in wanted:
+        off = ratio(abs(values.found - value), values.scale)
+        if off > allowed:
+            text = (
+                f"the loss of update {u} is {values.found:.6g} and {whose} {value:.6g}: "
+                f"{off:.3g} of its scale, allowed {allowed:.3g}"
+            )
+            found = Finding(Cause.LOSS, text, update=u, distance=off, tolerance=allowed)
+            return [found], notes
+    return [], notes

@@ -1,0 +1,126 @@
+"""Findings in words and in order: what a comparison of gradients found, the most telling first."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from equivtest.compare.cause import Cause
+from equivtest.compare.gradient import AgainstOracle, AgainstReplay
+from equivtest.compare.verdict import Finding
+from equivtest.compare.weights import Weights
+
+ORDER = (
+    Cause.NOT_APPLIED,
+    Cause.CLIP_MISSING,
+    Cause.EXAMPLES,
+    Cause.COUNTERS,
+    Cause.SKIP,
+    Cause.NONFINITE,
+    Cause.STATE,
+    Cause.HYPERPARAMETERS,
+    Cause.GRADIENT,
+    Cause.CLIP,
+    Cause.RANKS,
+    Cause.PARAMETERS,
+    Cause.BUFFERS,
+    Cause.LOSS,
+)
+"""Findings that tell most come first: a later one is often a consequence of an earlier."""
+
+
+def telling(findings: Sequence[Finding]) -> tuple[Finding, ...]:
+    """Findings in the order of what they tell, without mere consequences of others."""
+    causes = {f.cause for f in findings}
+    consequences: set[str] = set()
+    if Cause.NOT_APPLIED in causes:  # another forward: other gradients and losses
+        consequences |= {Cause.GRADIENT, Cause.LOSS, Cause.BUFFERS}
+    if Cause.HYPERPARAMETERS in causes:
+        consequences |= {Cause.PARAMETERS}
+    order = {cause: k for k, cause in enumerate(ORDER)}
+    kept: dict[tuple[object, ...], Finding] = {}
+    for f in findings:  # the same on several ranks is said once
+        if f.cause not in consequences:
+            kept.setdefault((f.cause, f.update, f.tensor), f)
+    return tuple(
+        sorted(kept.values(), key=lambda f: (order.get(f.cause, len(order)), f.update or 0))  # type: ignore[call-overload]
+    )
+
+
+def gradient_finding(
+    u: int,
+    names: Sequence[str],
+    states: Sequence[str],
+    a: Sequence[AgainstReplay],
+    weights: Weights | None,
+) -> list[Finding]:
+    """What comparison A found on the tensors that differ: the worst of them speaks for all."""
+    odd = [t for t, state in enumerate(states) if state == "differs"]
+    if not odd:
+        return []
+    worst = max(odd, key=lambda t: over(a[t].distance, a[t].tolerance))
+    one = a[worst]
+    if one.missing:
+        text = (
+            f"gradient of {names[worst]!r} is None on one side and a tensor on the other in "
+            f"update {u} (None also keeps weight decay and optimizer state away)"
+        )
+    else:
+        text = (
+            f"gradient of {names[worst]!r} is {one.distance:.3g} of its scale away from the "
+            f"plan's in update {u}, allowed {one.tolerance:.3g} ({len(odd)} of {len(a)} "
+            f"tensors){_weights_clause(weights)}"
+        )
+    return [
+        Finding(
+            Cause.GRADIENT,
+            text,
+            update=u,
+            rank=one.rank,
+            tensor=names[worst],
+            distance=one.distance,
+            tolerance=one.tolerance,
+        )
+    ]
+
+
+def split_finding(u: int, names: Sequence[str], c: AgainstOracle) -> list[Finding]:
+    """What comparison B found, apart from any loop."""
+    failing = c.split_failures
+    if not failing:
+        return []
+    worst = max(failing, key=lambda t: over(c.split[t], c.split_tolerances[t]))
+    why = (
+        "the forward draws random numbers"
+        if c.drew
+        else "examples see each other in the model or the loss"
+        if c.coupled
+        else "something in the model, the loss or collate depends on how the batch is cut"
+    )
+    return [
+        Finding(
+            "",
+            f"in float64, without any loop, the split gradient of {names[worst]!r} is "
+            f"{c.split[worst]:.3g} of its scale away from the large batch's in update {u}, allowed "
+            f"{c.split_tolerances[worst]:.3g} ({len(failing)} of {len(c.split)} tensors): {why}",
+            update=u,
+            tensor=names[worst],
+            distance=c.split[worst],
+            tolerance=c.split_tolerances[worst],
+        )
+    ]
+
+
+def over(distance: float, tolerance: float) -> float:
+    """Distance over tolerance; inf where nothing is allowed."""
+    return distance / tolerance if tolerance > 0 else math.inf
+
+
+def _weights_clause(weights: Weights | None) -> str:
+    if weights is None or not weights.differ():
+        return ""
+    r, k = max(weights.differ(), key=lambda key: abs(weights.found[key] - 1))
+    return (
+        f"; microbatch {k} of replica {r} counts {weights.found[r, k]:.6g} times what the plan "
+        f"gives it ({len(weights.differ())} of {len(weights.found)} weights differ)"
+    )

@@ -1,0 +1,281 @@
+"""One update: the reference arms beside it, the comparisons, and what they find."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from torch import Tensor
+
+from equivtest.arms.case import Case
+from equivtest.arms.oracle import Whole
+from equivtest.arms.reference import Reference
+from equivtest.arms.replay import Replay, Start
+from equivtest.compare import beside
+from equivtest.compare.continuity import same_values
+from equivtest.compare.distance import all_finite, norm
+from equivtest.compare.gradient import (
+    AgainstOracle,
+    AgainstReplay,
+    against_oracle,
+    against_replay,
+    decides,
+    smallest_weight_seen,
+    vanished,
+)
+from equivtest.compare.telling import gradient_finding, over, split_finding
+from equivtest.compare.verdict import Finding, TensorRow, UpdateRow
+from equivtest.compare.weights import Weights, fit
+from equivtest.observe.trace import Trace, UpdateTrace
+from equivtest.plan import GroupLayout
+from equivtest.precision import unit_roundoff
+
+
+@dataclass(frozen=True)
+class Judged:
+    """What was found in one update.
+
+    Attributes:
+        row, rows: the update, and its tensors.
+        weights: (update, replica, microbatch, expected, found, sigma), where they were fitted.
+        oracle: the oracle's gradient by name, where it was computed.
+        smallest_weight_seen: see ``Card``.
+        dtypes: that the replay's forwards saved.
+    """
+
+    row: UpdateRow
+    rows: tuple[TensorRow, ...]
+    findings: tuple[Finding, ...]
+    notes: tuple[str, ...]
+    weights: tuple[tuple[int, int, int, float, float, float], ...]
+    oracle: dict[str, Tensor | None] | None
+    smallest_weight_seen: float | None
+    dtypes: frozenset[str]
+
+
+def judge_update(
+    reference: Reference, case: Case, traces: Sequence[Trace], u: int, always_oracle: bool
+) -> Judged:
+    """Judge update ``u`` of all ranks.
+
+    Args:
+        always_oracle: run the oracle even where the loop is acquitted: for the first group of each
+            shape.
+    """
+    return _UpdateJudge(reference, case, traces, u).judge(always_oracle)
+
+
+@dataclass
+class _UpdateJudge:
+    reference: Reference
+    case: Case
+    traces: Sequence[Trace]
+    u: int
+    findings: list[Finding] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    weights: tuple[tuple[int, int, int, float, float, float], ...] = ()
+
+    def judge(self, always_oracle: bool) -> Judged:
+        self.findings += beside.buffers(self.u, self.replay, self.seen, self.case.plan.A)
+        skip = beside.skip(
+            self.u,
+            self.seen,
+            all_finite(self.replay.expected),
+            all(all_finite(gradient) for gradient in self.gradients),
+            self.case.precision.name,
+        )
+        self.findings += skip.findings
+        self.notes += [skip.note] if skip.note else []
+        a = against_replay(self.gradients, self.replay, self.case.plan)
+        c, rows = self._compared(a, always_oracle) if skip.judged else (None, ())
+        return Judged(
+            row=self._row(with_oracle=c is not None),
+            rows=rows,
+            findings=tuple(self.findings),
+            notes=tuple(self.notes),
+            weights=self.weights,
+            oracle=None if c is None else dict(zip(self.names, self.oracle.gradients, strict=True)),
+            smallest_weight_seen=smallest_weight_seen(a, self.replay) if skip.judged else None,
+            dtypes=self.replay.dtypes,
+        )
+
+    # -- what is compared
+
+    @cached_property
+    def group(self) -> GroupLayout:
+        return self.case.groups[self.u]
+
+    @cached_property
+    def seen(self) -> list[UpdateTrace]:
+        """The update by rank."""
+        return [trace.updates[self.u] for trace in self.traces]
+
+    @cached_property
+    def names(self) -> list[str]:
+        return self.reference.bench.names
+
+    @cached_property
+    def gradients(self) -> list[list[Tensor | None]]:
+        """The candidate's gradients by rank, in the order of ``names``."""
+        return [[update.gradient.get(name) for name in self.names] for update in self.seen]
+
+    @cached_property
+    def start(self) -> Start:
+        """The candidate's own state before the group, buffers as before its first broadcast."""
+        initial = self.reference.initial().buffers
+        buffers = [
+            trace.updates[self.u - 1].end.buffers if self.u else initial for trace in self.traces
+        ]
+        return Start(self.seen[0].start.parameters, tuple(buffers))
+
+    @cached_property
+    def loss_scale(self) -> float:
+        return self.seen[0].scale or 1.0
+
+    @cached_property
+    def replay(self) -> Replay:
+        return self._replayed(keep=False)
+
+    @cached_property
+    def oracle(self) -> Whole:
+        return self.reference.oracle(self.group, self.start)
+
+    @cached_property
+    def large(self) -> Whole:
+        return self.reference.large(self.group, self.start, self.loss_scale)
+
+    def _replayed(self, keep: bool) -> Replay:
+        return self.reference.replay(
+            self.group, self.start, self.traces, self.u, self.loss_scale, keep=keep
+        )
+
+    # -- the comparisons
+
+    def _compared(
+        self, a: Sequence[AgainstReplay], always_oracle: bool
+    ) -> tuple[AgainstOracle | None, tuple[TensorRow, ...]]:
+        acquitted = all(one.within for one in a)
+        vanishing = any(norm(e) == 0 for e in self.replay.expected)
+        c = weights = None
+        if not acquitted or vanishing or always_oracle:
+            c = self._against_oracle(full_floor=not acquitted)
+        if not acquitted:
+            weights = self._weights(a)
+        states = decides(a, self.replay, c, weights)
+        if c is not None:
+            states = self._without_vanished(states, c)
+            self.findings += split_finding(self.u, self.names, c)
+        self._note_rounding(states)
+        self.findings += gradient_finding(self.u, self.names, states, a, weights)
+        self._losses(c)
+        return c, tuple(self._tensor_row(t, states[t], a[t], c) for t in range(len(a)))
+
+    def _against_oracle(self, full_floor: bool) -> AgainstOracle:
+        self.oracle.check_counts()
+        return against_oracle(
+            self.gradients,
+            self.replay,
+            self.reference.replay64(self.group, self.start),
+            self.oracle,
+            self.large,
+            self.case.precision,
+            full_floor,
+        )
+
+    def _weights(self, a: Sequence[AgainstReplay]) -> Weights:
+        """Contribution weights on the rank that is furthest from the replay."""
+        kept = self._replayed(keep=True)
+        worst = self.gradients[max(a, key=lambda one: over(one.distance, one.tolerance)).rank]
+        u = max((unit_roundoff(g.dtype) for g in worst if g is not None), default=2.0**-53)
+        weights = fit(kept.parts, self.replay.expected, worst, self.replay.scale, u)
+        self.weights = tuple(
+            (self.u, r, k, 1.0, weight, weights.sigma[r, k])
+            for (r, k), weight in sorted(weights.found.items())
+        )
+        return weights
+
+    def _without_vanished(self, states: list[str], c: AgainstOracle) -> list[str]:
+        """Gradients that are all zeros where the oracle's are not were not compared."""
+        gone = [
+            t
+            for t, state in enumerate(states)
+            if state == "equal"
+            and not c.null[t]
+            and vanished(self.gradients, self.oracle.gradients, t)
+        ]
+        if gone:
+            self.notes.append(
+                f"update {self.u}: {len(gone)} gradients are all zeros where the oracle's are not "
+                f"({self.names[gone[0]]} first): they vanish in {self.case.precision.name}, not "
+                "judged"
+            )
+        return ["not judged" if t in gone else state for t, state in enumerate(states)]
+
+    def _note_rounding(self, states: Sequence[str]) -> None:
+        rounding = sum(state == "rounding" for state in states)
+        if rounding:
+            self.notes.append(
+                f"update {self.u}: {rounding} gradients are beyond the replay's tolerance and "
+                "within the oracle's: rounding of another forward"
+            )
+
+    def _losses(self, c: AgainstOracle | None) -> None:
+        values = beside.Losses(
+            found=self._loss,
+            replayed=self.replay.loss,
+            scale=self.replay.loss_sum,
+            oracle=None if c is None else self.oracle.loss,
+            large=None if c is None else self.large.loss,
+            split_right=c is None or not c.split_failures,
+        )
+        findings, notes = beside.losses(self.u, values, self.case.precision)
+        self.findings += findings
+        self.notes += notes
+
+    # -- as rows
+
+    @cached_property
+    def _loss(self) -> float | None:
+        return beside.candidate_loss(self.seen, self.replay, self.reference.total(self.group))
+
+    def _tensor_row(
+        self, t: int, state: str, a: AgainstReplay, c: AgainstOracle | None
+    ) -> TensorRow:
+        held = self.gradients[a.rank][t]
+        row = TensorRow(
+            update=self.u,
+            tensor=self.names[t],
+            shape=() if held is None else tuple(held.shape),
+            dtype="none" if held is None else str(held.dtype)[6:],
+            state=state,
+            replay_distance=a.distance,
+            replay_tolerance=a.tolerance,
+            norm=norm(held),
+            worst_rank=a.rank,
+        )
+        return row if c is None else c.written_into(row, t)
+
+    def _row(self, with_oracle: bool) -> UpdateRow:
+        update = self.seen[0]
+        lr = update.optimizers[0].groups[0][1].get("lr") if update.optimizers else None
+        squared = sum(norm(g) ** 2 for g in self.gradients[0])
+        return UpdateRow(
+            update=self.u,
+            epoch=self.group.epoch,
+            examples=len(self.group.flat),
+            supervised=sum(self.reference.total(self.group).values()),
+            applied=update.applied,
+            loss=self._loss,
+            oracle_loss=self.oracle.loss if with_oracle else None,
+            lr=None if lr is None else float(lr),
+            loss_scale=update.scale,
+            grad_norm=math.sqrt(squared) if math.isfinite(squared) else None,
+            clipped=bool(update.clip_bounds),
+            peak_bytes=max((m.peak_bytes for m in update.microbatches), default=None),
+            replay_bits_equal=all(
+                same_values(g, e)
+                for g, e in zip(self.gradients[0], self.replay.reduced, strict=True)
+            ),
+        )
