@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -26,93 +25,16 @@ from torch.optim.swa_utils import AveragedModel
 from torch.utils._pytree import tree_leaves
 
 from equivtest.experiment import Loss, LossResult, Rank
+from equivtest.observe.building import OpenMicrobatch, OpenUpdate, divided
+from equivtest.observe.handed import HandedOut
 from equivtest.observe.memory import GraphMemory
 from equivtest.observe.patch import watched
 from equivtest.observe.rng import RandomState
-from equivtest.observe.snapshot import Snapshots, hyperparameters
-from equivtest.observe.trace import (
-    Event,
-    Gradients,
-    MicrobatchTrace,
-    OptimizerTrace,
-    State,
-    Tensors,
-    Trace,
-    UpdateTrace,
-)
+from equivtest.observe.snapshot import ModelState, hyperparameters
+from equivtest.observe.trace import Event, OptimizerTrace, Trace, UpdateTrace
 
 OF_A_MICROBATCH = frozenset({"forward", "backward", "collective"})
 """Kinds of events that belong to one microbatch; the others belong to the update."""
-
-
-@dataclass
-class _Microbatch:
-    """A microbatch while it is open."""
-
-    ids: tuple[int, ...] | None
-    rng: RandomState
-    reduces: bool
-    broadcast: bool
-    losses: list[Loss] = field(default_factory=list)
-    factors: list[float | None] = field(default_factory=list)
-    rng_used: bool = False
-    awaited: bool = False
-    reached: bool = False
-    ended: bool = False
-    dtypes: set[torch.dtype] = field(default_factory=set)
-    peak_bytes: int = 0
-    nodes: int = 0
-
-    def freeze(self) -> MicrobatchTrace:
-        return MicrobatchTrace(
-            ids=self.ids,
-            totals=tuple(float(loss.total.detach()) for loss in self.losses),
-            counts=tuple(float(loss.count) for loss in self.losses),
-            factors=tuple(self.factors),
-            rng=self.rng if self.rng_used else None,
-            dtypes=tuple(sorted(str(dtype) for dtype in self.dtypes)),
-            reduces=self.reduces,
-            broadcast=self.broadcast,
-            peak_bytes=self.peak_bytes,
-            nodes=self.nodes,
-        )
-
-
-@dataclass
-class _Update:
-    """An update while it is open."""
-
-    number: int
-    microbatches: list[_Microbatch] = field(default_factory=list)
-    start: State | None = None
-    accumulated: Gradients | None = None
-    gradient: Gradients | None = None
-    clipped: dict[str, Tensor | None] = field(default_factory=dict)
-    before: dict[str, Tensor] = field(default_factory=dict)
-    after: Tensors = field(default_factory=dict)
-    optimizers: dict[int, OptimizerTrace] = field(default_factory=dict)
-    attempted: bool = False
-    ran: set[int] = field(default_factory=set)
-    applied: bool = False
-    scale: float | None = None
-    scale_after: float | None = None
-    unscaled: bool = False
-    clip_bounds: list[float] = field(default_factory=list)
-    clipped_scaled: bool = False
-
-    def used(self) -> list[_Microbatch]:
-        """The microbatches that a gradient came from, or may have come from."""
-        return [m for m in self.microbatches if m.reached or not m.awaited]
-
-
-@dataclass
-class _Fetched:
-    """A batch that the loop was handed, held so that no other takes its memory."""
-
-    batch: Any
-    ids: tuple[int, ...]
-    spans: list[tuple[int, int]]
-    received: bool = False
 
 
 class Observer:
@@ -128,12 +50,12 @@ class Observer:
         self._rank = rank
         self._note = note
         self._planned = planned
-        self._snapshots = Snapshots()
+        self._model = ModelState(rank.module)
         self._memory = GraphMemory()
         self._events: list[Event] = []
         self._closed: list[UpdateTrace] = []
-        self._open = _Update(0)
-        self._fetched: list[_Fetched] = []
+        self._open = OpenUpdate(0)
+        self._handed = HandedOut()
         self._in_loss = False
         self._broadcast = False
         self._closures = 0
@@ -145,15 +67,8 @@ class Observer:
     # -- what the loop is handed
 
     def fetched(self, batch: Any, ids: tuple[int, ...]) -> Any:
-        """Remember which examples ``batch`` holds, by the memory of its tensors."""
-        spans = [
-            _memory_of(leaf)
-            for leaf in tree_leaves(batch)
-            if isinstance(leaf, Tensor) and leaf.layout is torch.strided and leaf.numel()
-        ]
-        if spans:
-            self._fetched.append(_Fetched(batch, ids, spans))
-        return batch
+        """Remember which examples ``batch`` holds, and give it back."""
+        return self._handed.remember(batch, ids)
 
     def _watched_loss(self, model: Any, batch: Any) -> LossResult:
         if self._training():
@@ -223,7 +138,7 @@ class Observer:
 
     def loop_ended(self, optimizers: Sequence[Optimizer]) -> None:
         """Note the hyperparameters that the loop leaves."""
-        names = self._names()
+        names = self._model.names()
         self._groups_after = tuple(hyperparameters(o, names) for o in optimizers)
 
     # -- forward and backward
@@ -239,12 +154,12 @@ class Observer:
         self._settle_last()
         update = self._open
         if update.start is None:
-            update.start = self._state()
+            update.start = self._model.now()
         model = self._rank.model
         wrapped = isinstance(model, DistributedDataParallel)
         update.microbatches.append(
-            _Microbatch(
-                ids=self._ids(leaves),
+            OpenMicrobatch(
+                ids=self._handed.examples(leaves),
                 rng=RandomState.now(),
                 reduces=bool(wrapped and model.require_backward_grad_sync),
                 broadcast=False,
@@ -252,7 +167,7 @@ class Observer:
         )
         self._memory.restart()
 
-    def _settle(self, microbatch: _Microbatch) -> None:
+    def _settle(self, microbatch: OpenMicrobatch) -> None:
         """Note what the forward left, up to its backward, or else up to the next forward."""
         microbatch.rng_used = microbatch.rng.moved()
         microbatch.dtypes = set(self._memory.dtypes)
@@ -275,7 +190,7 @@ class Observer:
         if self._broadcast:
             current.broadcast, self._broadcast = True, False
             if len(self._open.microbatches) == 1:
-                self._open.start = self._state()
+                self._open.start = self._model.now()
         self._event("forward")
 
     def _before_broadcast(self, *_: Any, **__: Any) -> None:
@@ -336,7 +251,7 @@ class Observer:
         planned = self._planned[min(update.number, len(self._planned) - 1)]
         if self._rank.clip_norm is not None and len(update.microbatches) >= planned:
             # A clip written by hand is seen by no hook: keep what it would start from.
-            update.accumulated = self._gradients()
+            update.accumulated = self._model.gradients()
 
     # -- update
 
@@ -347,9 +262,10 @@ class Observer:
     def _on_clip(self, parameters: Any, max_norm: float, *_: Any, **__: Any) -> None:
         update = self._open
         if update.gradient is None:
-            scaled = update.scale is not None and not update.unscaled
-            update.gradient = self._descaled(self._gradients()) if scaled else self._gradients()
-            update.clipped_scaled = scaled
+            update.gradient = self._model.gradients()
+            if update.scale is not None and not update.unscaled:
+                update.gradient = divided(update.gradient, update.scale)
+                update.clipped_scaled = True
         update.clip_bounds.append(float(max_norm))
         self._event("clip", f"bound {float(max_norm):g}")
 
@@ -359,7 +275,7 @@ class Observer:
 
     def _on_attempted(self, scaler: GradScaler, optimizer: Optimizer, *_: Any, **__: Any) -> None:
         if scaler.is_enabled() and id(optimizer) not in self._open.ran:
-            self._open.after = self._parameters()
+            self._open.after = self._model.parameters()
             self._event("update skipped")
 
     def _on_update(self, optimizer: Optimizer, args: Any, kwargs: Any) -> Any:
@@ -388,14 +304,14 @@ class Observer:
         """The loop asks for an update: a second time by one optimizer makes another update."""
         if id(optimizer) in self._open.optimizers:
             self._close()
-        names = self._names()
+        names = self._model.names()
         if not any(id(p) in names for g in optimizer.param_groups for p in g["params"]):
             return
         update = self._open
         update.attempted = True
         if update.start is None:
-            update.start = self._state()
-        state = self._snapshots.optimizer_state(optimizer, names)
+            update.start = self._model.now()
+        state = self._model.optimizer_state(optimizer)
         update.optimizers[id(optimizer)] = OptimizerTrace(
             kind=type(optimizer),
             defaults=dict(optimizer.defaults),
@@ -405,7 +321,7 @@ class Observer:
         )
         own = {names[id(p)] for g in optimizer.param_groups for p in g["params"] if id(p) in names}
         if not update.before:
-            update.before = self._parameters()
+            update.before = self._model.parameters()
         self._take_gradients(own)
         self._event("update attempted", type(optimizer).__name__)
 
@@ -418,12 +334,12 @@ class Observer:
         scale = getattr(optimizer, "grad_scale", None)
         if scale is not None:  # a fused optimizer is handed scaled gradients and takes it out
             held = {name: self._open.clipped.get(name) for name in seen.names}
-            self._open.clipped.update(_divided(held, float(scale)))
+            self._open.clipped.update(divided(held, float(scale)))
 
     def _take_gradients(self, own: Collection[str]) -> None:
         """Gradients at the update: an optimizer's own, and at the first attempt all others'."""
         clipped = self._open.clipped
-        for name, gradient in self._gradients().items():
+        for name, gradient in self._model.gradients().items():
             if name in own or name not in clipped:
                 clipped[name] = gradient
 
@@ -438,12 +354,12 @@ class Observer:
             defaults=seen.defaults,
             groups=seen.groups,
             state_before=seen.state_before,
-            state_after=self._snapshots.optimizer_state(optimizer, self._names()),
+            state_after=self._model.optimizer_state(optimizer),
             closures=self._closures,
         )
         self._closures = 0
         update.ran.add(id(optimizer))
-        update.after = self._parameters()
+        update.after = self._model.parameters()
         found_inf = getattr(optimizer, "found_inf", None)
         skipped = found_inf is not None and bool(found_inf)  # a fused optimizer skips inside
         update.applied = update.applied or not skipped
@@ -458,81 +374,10 @@ class Observer:
 
     def _close(self) -> None:
         self._settle_last()
-        update = self._open
-        clipped = dict(update.clipped)
-        end = self._state()
-        assert update.start is not None, "an attempted update has a start"
-        gradient = update.gradient
-        if gradient is None and update.accumulated is not None:
-            gradient = update.accumulated
-            if update.scale is not None:
-                gradient = self._descaled(gradient)
-        self._closed.append(
-            UpdateTrace(
-                microbatches=tuple(m.freeze() for m in update.used()),
-                start=update.start,
-                gradient=clipped if gradient is None else gradient,
-                clipped=clipped,
-                before=update.before,
-                after=update.after or update.before,
-                end=end,
-                averages=self._averages(),
-                optimizers=tuple(update.optimizers.values()),
-                applied=update.applied,
-                scale=update.scale,
-                scale_after=update.scale_after,
-                clip_bounds=tuple(update.clip_bounds),
-                clipped_scaled=update.clipped_scaled,
-            )
-        )
-        self._open = _Update(update.number + 1)
-        # Not those that no forward has received yet: the next group's first batch is among them.
-        self._fetched = [fetched for fetched in self._fetched if not fetched.received]
-
-    def _state(self) -> State:
-        return State(
-            self._parameters(),
-            self._snapshots.tensors("buffer", self._rank.module.named_buffers()),
-        )
-
-    def _parameters(self) -> dict[str, Tensor]:
-        return self._snapshots.tensors("parameter", self._rank.module.named_parameters())
-
-    def _gradients(self) -> dict[str, Tensor | None]:
-        return self._snapshots.gradients(self._rank.module.named_parameters())
-
-    def _descaled(self, gradients: Gradients) -> dict[str, Tensor | None]:
-        """Gradients over the loss scale, as ``unscale_`` computes them."""
-        assert self._open.scale is not None
-        return _divided(gradients, self._open.scale)
-
-    def _averages(self) -> dict[str, Tensor]:
-        average = self._rank.average
-        if average is None:
-            return {}
-        return self._snapshots.tensors(
-            "average", ((k, v) for k, v in average.state_dict().items() if isinstance(v, Tensor))
-        )
-
-    def _names(self) -> dict[int, str]:
-        return {id(p): name for name, p in self._rank.module.named_parameters()}
-
-    def _ids(self, leaves: Sequence[Any]) -> tuple[int, ...] | None:
-        """Examples of the batch whose memory the leaves share; None if none or several do."""
-        addresses = [
-            leaf.data_ptr()
-            for leaf in leaves
-            if isinstance(leaf, Tensor) and leaf.layout is torch.strided and leaf.numel()
-        ]
-        found = [
-            fetched
-            for fetched in self._fetched
-            if any(start <= at < end for at in addresses for start, end in fetched.spans)
-        ]
-        for fetched in found:
-            fetched.received = True
-        ids = {fetched.ids for fetched in found}
-        return ids.pop() if len(ids) == 1 else None
+        state = self._model
+        self._closed.append(self._open.freeze(state.now(), state.averages(self._rank.average)))
+        self._open = OpenUpdate(self._open.number + 1)
+        self._handed.forget_received()
 
     def _event(self, kind: str, detail: str = "") -> None:
         current = len(self._open.microbatches) - 1
@@ -541,15 +386,3 @@ class Observer:
         self._events.append(event)
         where = "" if microbatch is None else f" of microbatch {microbatch}"
         self._note(f"{kind}{where} in update {event.update}" + (f" ({detail})" if detail else ""))
-
-
-def _divided(gradients: Gradients, scale: float) -> dict[str, Tensor | None]:
-    """Times the inverse, as ``unscale_`` computes it."""
-    inverse = 1.0 / scale
-    return {n: None if g is None else g * inverse for n, g in gradients.items()}
-
-
-def _memory_of(tensor: Tensor) -> tuple[int, int]:
-    """First address of a tensor's elements, and the one after its last."""
-    last = sum((n - 1) * stride for n, stride in zip(tensor.shape, tensor.stride(), strict=True))
-    return tensor.data_ptr(), tensor.data_ptr() + (last + 1) * tensor.element_size()

@@ -6,8 +6,10 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import Optimizer
+
+from equivtest.observe.trace import State
 
 Names = Mapping[int, str]
 """Parameter name by the parameter's ``id``."""
@@ -33,19 +35,48 @@ class Snapshots:
     def tensors(self, kind: str, named: Iterable[tuple[str, Tensor]]) -> dict[str, Tensor]:
         return {name: self.tensor(kind, name, value) for name, value in named}
 
-    def gradients(self, named: Iterable[tuple[str, Tensor]]) -> dict[str, Tensor | None]:
-        """Gradients of the parameters; None stays None."""
+
+class ModelState:
+    """Snapshots of one module: its parameters, buffers and gradients, and what optimizes them."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self._module = module
+        self._snapshots = Snapshots()
+
+    def names(self) -> dict[int, str]:
+        """Parameter names by the parameter's ``id``; asked anew, since a loop may replace one."""
+        return {id(p): name for name, p in self._module.named_parameters()}
+
+    def now(self) -> State:
+        """Parameters and buffers."""
+        return State(
+            self.parameters(), self._snapshots.tensors("buffer", self._module.named_buffers())
+        )
+
+    def parameters(self) -> dict[str, Tensor]:
+        return self._snapshots.tensors("parameter", self._module.named_parameters())
+
+    def gradients(self) -> dict[str, Tensor | None]:
+        """Gradients of the trained parameters; None stays None."""
         return {
-            name: None if p.grad is None else self.tensor("gradient", name, p.grad)
-            for name, p in named
+            name: None if p.grad is None else self._snapshots.tensor("gradient", name, p.grad)
+            for name, p in self._module.named_parameters()
             if p.requires_grad
         }
 
-    def optimizer_state(self, optimizer: Optimizer, names: Names) -> dict[str, dict[str, Any]]:
+    def averages(self, average: nn.Module | None) -> dict[str, Tensor]:
+        """The tensors of a shadow of the weights."""
+        if average is None:
+            return {}
+        held = average.state_dict().items()
+        return self._snapshots.tensors("average", ((k, v) for k, v in held if _is_tensor(v)))
+
+    def optimizer_state(self, optimizer: Optimizer) -> dict[str, dict[str, Any]]:
         """State by parameter name and key; tensors copied, other values as they are."""
+        names = self.names()
         return {
             names[id(parameter)]: {
-                key: self.tensor(key, names[id(parameter)], value)
+                key: self._snapshots.tensor(key, names[id(parameter)], value)
                 if isinstance(value, Tensor)
                 else value
                 for key, value in state.items()
@@ -53,6 +84,10 @@ class Snapshots:
             for parameter, state in optimizer.state.items()
             if id(parameter) in names
         }
+
+
+def _is_tensor(value: object) -> bool:
+    return isinstance(value, Tensor)
 
 
 def hyperparameters(

@@ -3,7 +3,7 @@
 import torch
 from torch import nn
 
-from equivtest.observe.snapshot import Snapshots, hyperparameters, same_bits
+from equivtest.observe.snapshot import ModelState, Snapshots, hyperparameters, same_bits
 
 
 def test_a_copy_keeps_its_value_when_the_tensor_moves_on() -> None:
@@ -39,17 +39,18 @@ def test_bits_differ_by_dtype_shape_and_value() -> None:
 def test_a_parameter_without_gradient_has_none_and_a_frozen_one_no_entry() -> None:
     module = nn.Linear(1, 1)
     module.bias.requires_grad_(False)
-    assert Snapshots().gradients(module.named_parameters()) == {"weight": None}
+    assert ModelState(module).gradients() == {"weight": None}
 
 
 def test_optimizer_state_is_kept_by_name_and_only_for_known_parameters() -> None:
-    mine, foreign = nn.Parameter(torch.ones(1)), nn.Parameter(torch.ones(1))
+    module, foreign = nn.Linear(1, 1, bias=False), nn.Parameter(torch.ones(1))
+    mine = module.weight
     optimizer = torch.optim.SGD([mine, foreign], lr=1.0, momentum=0.9)
-    mine.grad = foreign.grad = torch.tensor([2.0])
+    mine.grad, foreign.grad = torch.tensor([[2.0]]), torch.tensor([2.0])
     optimizer.step()
-    state = Snapshots().optimizer_state(optimizer, {id(mine): "mine"})
-    assert list(state) == ["mine"]
-    kept = state["mine"]["momentum_buffer"]
+    state = ModelState(module).optimizer_state(optimizer)
+    assert list(state) == ["weight"]
+    kept = state["weight"]["momentum_buffer"]
     optimizer.state[mine]["momentum_buffer"].zero_()
     assert kept.item() == 2.0
 

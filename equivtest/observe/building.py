@@ -1,0 +1,110 @@
+"""Microbatches and updates while they are open: filled in as things happen, frozen at the end."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from equivtest.experiment import Loss
+from equivtest.observe.rng import RandomState
+from equivtest.observe.trace import (
+    Gradients,
+    MicrobatchTrace,
+    OptimizerTrace,
+    State,
+    Tensors,
+    UpdateTrace,
+)
+
+
+@dataclass
+class OpenMicrobatch:
+    """A microbatch while it is open."""
+
+    ids: tuple[int, ...] | None
+    rng: RandomState
+    reduces: bool
+    broadcast: bool
+    losses: list[Loss] = field(default_factory=list)
+    factors: list[float | None] = field(default_factory=list)
+    rng_used: bool = False
+    awaited: bool = False
+    reached: bool = False
+    ended: bool = False
+    dtypes: set[torch.dtype] = field(default_factory=set)
+    peak_bytes: int = 0
+    nodes: int = 0
+
+    def freeze(self) -> MicrobatchTrace:
+        return MicrobatchTrace(
+            ids=self.ids,
+            totals=tuple(float(loss.total.detach()) for loss in self.losses),
+            counts=tuple(float(loss.count) for loss in self.losses),
+            factors=tuple(self.factors),
+            rng=self.rng if self.rng_used else None,
+            dtypes=tuple(sorted(str(dtype) for dtype in self.dtypes)),
+            reduces=self.reduces,
+            broadcast=self.broadcast,
+            peak_bytes=self.peak_bytes,
+            nodes=self.nodes,
+        )
+
+
+@dataclass
+class OpenUpdate:
+    """An update while it is open."""
+
+    number: int
+    microbatches: list[OpenMicrobatch] = field(default_factory=list)
+    start: State | None = None
+    accumulated: Gradients | None = None
+    gradient: Gradients | None = None
+    clipped: dict[str, Tensor | None] = field(default_factory=dict)
+    before: dict[str, Tensor] = field(default_factory=dict)
+    after: Tensors = field(default_factory=dict)
+    optimizers: dict[int, OptimizerTrace] = field(default_factory=dict)
+    attempted: bool = False
+    ran: set[int] = field(default_factory=set)
+    applied: bool = False
+    scale: float | None = None
+    scale_after: float | None = None
+    unscaled: bool = False
+    clip_bounds: list[float] = field(default_factory=list)
+    clipped_scaled: bool = False
+
+    def used(self) -> list[OpenMicrobatch]:
+        """The microbatches that a gradient came from, or may have come from."""
+        return [m for m in self.microbatches if m.reached or not m.awaited]
+
+    def freeze(self, end: State, averages: Tensors) -> UpdateTrace:
+        """The update as a trace, with the state in which the next one finds it."""
+        assert self.start is not None, "an attempted update has a start"
+        gradient = self.gradient
+        if gradient is None and self.accumulated is not None:
+            gradient = self.accumulated
+            if self.scale is not None:
+                gradient = divided(gradient, self.scale)
+        return UpdateTrace(
+            microbatches=tuple(m.freeze() for m in self.used()),
+            start=self.start,
+            gradient=self.clipped if gradient is None else gradient,
+            clipped=self.clipped,
+            before=self.before,
+            after=self.after or self.before,
+            end=end,
+            averages=averages,
+            optimizers=tuple(self.optimizers.values()),
+            applied=self.applied,
+            scale=self.scale,
+            scale_after=self.scale_after,
+            clip_bounds=tuple(self.clip_bounds),
+            clipped_scaled=self.clipped_scaled,
+        )
+
+
+def divided(gradients: Gradients, scale: float) -> dict[str, Tensor | None]:
+    """Times the inverse, as ``unscale_`` computes it."""
+    inverse = 1.0 / scale
+    return {n: None if g is None else g * inverse for n, g in gradients.items()}
