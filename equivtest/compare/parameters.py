@@ -312,13 +312,17 @@ class ParameterJudge:
 
 
 def _untouched(u: int, update: UpdateTrace, seen: OptimizerTrace) -> Iterator[Finding]:
-    """A skipped update moves neither parameters nor state."""
+    """A skipped update moves neither parameters nor state.
+
+    A fused optimizer is called and skips inside: state that it makes then holds nothing but zeros.
+    """
     moved = [n for n in update.after if not same_values(update.after[n], update.before.get(n))]
     state = [
         n
         for n, entries in seen.state_after.items()
         for key, value in entries.items()
         if not same_values(value, seen.state_before.get(n, {}).get(key))
+        and not (key not in seen.state_before.get(n, {}) and _nothing(value))
     ]
     if moved or state:
         yield Finding(
@@ -327,6 +331,13 @@ def _untouched(u: int, update: UpdateTrace, seen: OptimizerTrace) -> Iterator[Fi
             update=u,
             tensor=(moved or state)[0],
         )
+
+
+def _nothing(value: Any) -> bool:
+    """A zero, or a tensor of zeros."""
+    if isinstance(value, Tensor):
+        return not bool(torch.count_nonzero(value))
+    return bool(value == 0)
 
 
 def _other_optimizer(u: int, seen: OptimizerTrace) -> Finding:
