@@ -170,7 +170,8 @@ class ParameterJudge:
         yield Finding(
             Cause.CLIP_MISSING if missing else Cause.CLIP,
             f"the gradient's norm is {total:.4g} before update {u}, the bound {bound:g}, and it "
-            + ("was not clipped" if missing else f"is {off:.3g} away from the clipped one"),
+            + ("was not clipped" if missing else f"is {off:.3g} away from the clipped one")
+            + ("; the clip was called before unscale" if update.clipped_scaled else ""),
             update=u,
             distance=off,
             tolerance=16 * u_of,
