@@ -75,6 +75,9 @@ class Predicted:
     @cached_property
     def parts(self) -> Parts:
         """Each microbatch's contribution to the right gradient of the first update."""
+        return self._parts(1.0)
+
+    def _parts(self, factor: float) -> Parts:
         with torch.random.fork_rng(devices=[]):
             module = build(self.experiment, self.dtype).double()
         named = dict(module.named_parameters())
@@ -88,9 +91,9 @@ class Predicted:
                     key: value.to(self.dtype).double() if value.is_floating_point() else value
                     for key, value in collate([self.experiment.data[i] for i in ids]).items()
                 }
-                total = self.experiment.loss(module, batch).total / self.counted[0].total
+                total = self.experiment.loss(module, batch).total * factor / self.counted[0].total
                 grads = torch.autograd.grad(total, list(named.values()))
-                parts[r, k] = dict(zip(named, grads, strict=True))
+                parts[r, k] = {n: g / factor for n, g in zip(named, grads, strict=True)}
         return parts
 
     @cached_property
@@ -123,9 +126,20 @@ class Predicted:
         own = [part[name] for (of, _), part in self.parts.items() if of == r]
         return self.drawn.plan.D * sum(own, start=torch.zeros_like(self.gradient[name]))
 
+    @cached_property
+    def noise(self) -> set[str]:
+        """Tensors whose gradient is rounding and nothing else: a third of the loss moves it all."""
+        third = self._parts(1 / 3)
+        return {
+            n
+            for n in self._names
+            if sum(float((third[k][n] - part[n]).norm()) for k, part in self.parts.items())
+            > 1e-6 * self.scale[n]
+        }
+
     def beyond(self, name: str, wrong: Tensor) -> bool:
         """``wrong`` in place of tensor ``name`` is more than twice the tolerance away."""
-        if not self.scale[name] > 0:
+        if not self.scale[name] > 0 or name in self.noise:
             return False
         distance = float((wrong - self.gradient[name]).norm()) / self.scale[name]
         return distance > 2 * self.tolerance
