@@ -16,48 +16,65 @@ from equivtest.precision import Precision, unit_roundoff
 
 
 @dataclass(frozen=True)
-class Skip:
+class Skips:
     """What overflow makes of an update.
 
     Attributes:
-        judged: there is a gradient to judge.
-        findings, note: what was wrong about it, and what is worth saying.
+        names: parameters whose gradient is not judged, because it is not finite.
+        findings, notes: what was wrong about it, and what is worth saying.
     """
 
-    judged: bool
-    findings: tuple[Finding, ...] = ()
-    note: str = ""
+    names: frozenset[str]
+    findings: tuple[Finding, ...]
+    notes: tuple[str, ...]
 
 
-def skip(
-    u: int, seen: Sequence[UpdateTrace], replay_finite: bool, candidate_finite: bool, name: str
-) -> Skip:
-    """Whether update ``u`` was skipped as it had to be, on every rank.
+def skips(
+    u: int,
+    seen: Sequence[UpdateTrace],
+    replay_finite: Mapping[str, bool],
+    candidate_finite: Mapping[str, bool],
+    precision: str,
+) -> Skips:
+    """Whether each optimizer was skipped in update ``u`` where it had to be, on every rank.
+
+    A scaler skips optimizer by optimizer: one may overflow beside another that does not.
 
     Args:
         seen: the update by rank.
-        replay_finite, candidate_finite: no element of the gradient is NaN or infinite.
-        name: the precision's.
+        replay_finite, candidate_finite: by parameter, no element of its gradient is NaN or inf (on
+            any rank).
     """
-    findings = [
-        Finding(cause, text, update=u)
-        for cause, text in _skip_findings(
-            u, [update.applied for update in seen], replay_finite, candidate_finite
-        )
-    ]
-    if candidate_finite:
-        return Skip(judged=True, findings=tuple(findings))
-    if replay_finite or any(update.applied for update in seen):
-        return Skip(judged=False, findings=tuple(findings))
+    names: set[str] = set()
+    findings: list[Finding] = []
+    notes: list[str] = []
+    for optimizer in seen[0].optimizers:
+        own = optimizer.names & replay_finite.keys()
+        replayed = all(replay_finite[n] for n in own)
+        found = all(candidate_finite[n] for n in own)
+        applied = [
+            other.applied
+            for update in seen
+            for other in update.optimizers
+            if other.names == optimizer.names
+        ]
+        if not found:
+            names |= own
+        findings += [
+            Finding(cause, text, update=u)
+            for cause, text in _skip_findings(u, applied, replayed, found)
+        ]
+        if not (replayed or found or any(applied)):
+            notes.append(
+                f"update {u} of {optimizer.kind.__name__} was skipped: its gradient overflows in "
+                f"{precision} at loss scale {seen[0].scale or 1:g}, in the replay as well; it is "
+                "not judged"
+            )
     before, after = seen[0].scale, seen[0].scale_after
-    if before is not None and after is not None and after >= before:
+    if notes and before is not None and after is not None and after >= before:
         text = f"the loss scale did not fall after update {u} was skipped"
         findings.append(Finding(Cause.SKIP, text, update=u))
-    note = (
-        f"update {u} was skipped: its gradient overflows in {name} at loss scale "
-        f"{seen[0].scale or 1:g}, in the replay as well; it is not judged"
-    )
-    return Skip(judged=False, findings=tuple(findings), note=note)
+    return Skips(frozenset(names), tuple(findings), tuple(notes))
 
 
 def _skip_findings(

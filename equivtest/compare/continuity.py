@@ -147,7 +147,7 @@ def _counters(rank: int, u: int, update: UpdateTrace) -> Iterator[Finding]:
             if counted is None:
                 continue
             before = _count(optimizer.state_before.get(name, {})) or 0.0
-            wanted = 1.0 if update.applied else 0.0
+            wanted = 1.0 if optimizer.applied else 0.0
             gradient = update.clipped.get(name)
             if counted - before != wanted and gradient is not None:
                 yield Finding(

@@ -27,16 +27,21 @@ from equivtest.precision import Precision
 
 @dataclass(frozen=True)
 class AgainstReplay:
-    """Comparison A of one tensor: the worst rank's distance over the scale."""
+    """Comparison A of one tensor: the worst rank's distance over the scale.
+
+    ``missing``: there is a gradient on one side only; ``skipped``: it overflowed, as it had to.
+    """
 
     distance: float
     tolerance: float
     rank: int
     missing: bool = False
+    skipped: bool = False
 
     @property
     def within(self) -> bool:
-        return self.distance <= self.tolerance
+        """Nothing to object: within tolerance, or skipped and so not judged."""
+        return self.skipped or self.distance <= self.tolerance
 
 
 def against_replay(
@@ -251,18 +256,19 @@ def decides(
     (which says nothing where the split itself is not right: B).
     """
     beyond = [t for t, one in enumerate(a) if not one.within]
+    compared = [one for one in a if not one.skipped]
     # A gradient that is nothing but rounding moves with any bit that the forwards do not share.
     noise = [t for t in beyond if c is not None and c.null[t] and not replay.shared]
     real = [t for t in beyond if t not in noise]
     shared = replay.shared or (
-        bool(a) and median([one.distance / (one.tolerance or 1.0) for one in a]) <= 1.0
+        bool(compared) and median(one.distance / (one.tolerance or 1.0) for one in compared) <= 1.0
     )
     weighed = (
         weights is not None
         and bool(weights.differ())
         and all(weights.residual[t] <= a[t].tolerance for t in real)
     )
-    states = ["equal"] * len(a)
+    states = ["not judged" if one.skipped else "equal" for one in a]
     for t in beyond:
         if a[t].missing or (t in real and (shared or weighed)):
             states[t] = "differs"
@@ -284,7 +290,7 @@ def smallest_weight_seen(a: Sequence[AgainstReplay], replay: Replay) -> float | 
             (
                 one.tolerance * scale / norm
                 for one, scale, norm in zip(a, replay.scale, added, strict=True)
-                if norm > 0
+                if 0 < norm < math.inf
             ),
             default=None,
         )

@@ -57,7 +57,7 @@ class ParameterJudge:
                 found.append(_other_optimizer(u, seen))
                 continue
             found += self._hyperparameters(u, seen.groups, optimizer)
-            if update.applied:
+            if seen.applied:
                 found += self._update(u, update, seen, optimizer)
                 self._measure(u, update, seen, optimizer, oracle)
             else:
@@ -317,7 +317,9 @@ def _untouched(u: int, update: UpdateTrace, seen: OptimizerTrace) -> Iterator[Fi
 
     A fused optimizer is called and skips inside: state that it makes then holds nothing but zeros.
     """
-    moved = [n for n in update.after if not same_values(update.after[n], update.before.get(n))]
+    moved = [
+        n for n in sorted(seen.names) if not same_values(update.after.get(n), update.before.get(n))
+    ]
     state = [
         n
         for n, entries in seen.state_after.items()

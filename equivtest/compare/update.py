@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from torch import Tensor
@@ -15,7 +15,7 @@ from equivtest.arms.reference import Reference
 from equivtest.arms.replay import Replay, Start
 from equivtest.compare import beside
 from equivtest.compare.continuity import same_values
-from equivtest.compare.distance import all_finite, norm
+from equivtest.compare.distance import MaybeTensors, all_finite, norm
 from equivtest.compare.gradient import (
     AgainstOracle,
     AgainstReplay,
@@ -79,17 +79,25 @@ class _UpdateJudge:
 
     def judge(self, always_oracle: bool) -> Judged:
         self.findings += beside.buffers(self.u, self.replay, self.seen, self.case.plan.A)
-        skip = beside.skip(
+        skips = beside.skips(
             self.u,
             self.seen,
-            all_finite(self.replay.expected),
-            all(all_finite(gradient) for gradient in self.gradients),
+            self._finite([self.replay.expected]),
+            self._finite(self.gradients),
             self.case.precision.name,
         )
-        self.findings += skip.findings
-        self.notes += [skip.note] if skip.note else []
-        a = against_replay(self.gradients, self.replay, self.case.plan)
-        c, rows = self._compared(a, always_oracle) if skip.judged else (None, ())
+        self.findings += skips.findings
+        self.notes += skips.notes
+        a = [
+            replace(one, skipped=name in skips.names)
+            for name, one in zip(
+                self.names,
+                against_replay(self.gradients, self.replay, self.case.plan),
+                strict=True,
+            )
+        ]
+        judged = not all(one.skipped for one in a)
+        c, rows = self._compared(a, always_oracle) if judged else (None, ())
         return Judged(
             row=self._row(with_oracle=c is not None),
             rows=rows,
@@ -97,7 +105,7 @@ class _UpdateJudge:
             notes=tuple(self.notes),
             weights=self.weights,
             oracle=None if c is None else dict(zip(self.names, self.oracle.gradients, strict=True)),
-            smallest_weight_seen=smallest_weight_seen(a, self.replay) if skip.judged else None,
+            smallest_weight_seen=smallest_weight_seen(a, self.replay) if judged else None,
             dtypes=self.replay.dtypes,
         )
 
@@ -145,6 +153,13 @@ class _UpdateJudge:
     @cached_property
     def large(self) -> Whole:
         return self.reference.large(self.group, self.start, self.loss_scale)
+
+    def _finite(self, gradients: Sequence[MaybeTensors]) -> dict[str, bool]:
+        """By parameter, whether its gradient is finite in all of ``gradients``."""
+        return {
+            name: all_finite([gradient[t] for gradient in gradients])
+            for t, name in enumerate(self.names)
+        }
 
     def _replayed(self, keep: bool) -> Replay:
         return self.reference.replay(
@@ -250,10 +265,12 @@ class _UpdateJudge:
             shape=() if held is None else tuple(held.shape),
             dtype="none" if held is None else str(held.dtype)[6:],
             state=state,
-            replay_distance=a.distance,
-            replay_tolerance=a.tolerance,
-            norm=norm(held),
             worst_rank=a.rank,
+        )
+        if a.skipped:
+            return row
+        row = replace(
+            row, replay_distance=a.distance, replay_tolerance=a.tolerance, norm=norm(held)
         )
         return row if c is None else c.written_into(row, t)
 

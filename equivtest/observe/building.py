@@ -67,7 +67,6 @@ class OpenUpdate:
     optimizers: dict[int, OptimizerTrace] = field(default_factory=dict)
     attempted: bool = False
     ran: set[int] = field(default_factory=set)
-    applied: bool = False
     scale: float | None = None
     scale_after: float | None = None
     unscaled: bool = False
@@ -96,7 +95,7 @@ class OpenUpdate:
             end=end,
             averages=averages,
             optimizers=tuple(self.optimizers.values()),
-            applied=self.applied,
+            applied=all(optimizer.applied for optimizer in self.optimizers.values()),
             scale=self.scale,
             scale_after=self.scale_after,
             clip_bounds=tuple(self.clip_bounds),

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -349,20 +350,17 @@ class Observer:
         seen = update.optimizers.get(id(optimizer))
         if seen is None:
             return
-        update.optimizers[id(optimizer)] = OptimizerTrace(
-            kind=seen.kind,
-            defaults=seen.defaults,
-            groups=seen.groups,
-            state_before=seen.state_before,
+        found_inf = getattr(optimizer, "found_inf", None)
+        skipped = found_inf is not None and bool(found_inf)  # a fused optimizer skips inside
+        update.optimizers[id(optimizer)] = replace(
+            seen,
             state_after=self._model.optimizer_state(optimizer),
             closures=self._closures,
+            applied=not skipped,
         )
         self._closures = 0
         update.ran.add(id(optimizer))
         update.after = self._model.parameters()
-        found_inf = getattr(optimizer, "found_inf", None)
-        skipped = found_inf is not None and bool(found_inf)  # a fused optimizer skips inside
-        update.applied = update.applied or not skipped
         self._event("update skipped" if skipped else "update applied", type(optimizer).__name__)
 
     def _on_scaler_update(self, scaler: GradScaler, *_: Any, **__: Any) -> None:

@@ -77,6 +77,7 @@ class OptimizerTrace:
         groups: for each param group the names of its parameters and its hyperparameters.
         state_before, state_after: state by parameter name and key.
         closures: evaluations of a closure inside the update.
+        applied: it ran, and neither a scaler nor a fused path skipped it.
     """
 
     kind: type[Optimizer]
@@ -85,6 +86,7 @@ class OptimizerTrace:
     state_before: Mapping[str, Mapping[str, Any]]
     state_after: Mapping[str, Mapping[str, Any]]
     closures: int = 0
+    applied: bool = False
 
     @property
     def names(self) -> frozenset[str]:
@@ -103,7 +105,7 @@ class UpdateTrace:
         before: parameters when the update was attempted; ``after`` when it had ended.
         end: state when the next group began or the loop ended (buffers, averages).
         optimizers: those that were attempted.
-        applied: whether any optimizer ran and nothing skipped it.
+        applied: every optimizer that was attempted was applied.
         scale: loss scale at the backward, None without a scaler; ``scale_after`` after its update.
         clip_bounds: bounds of the clips that were seen between last backward and update.
         clipped_scaled: a clip was seen on gradients that were still scaled.

@@ -25,6 +25,7 @@ def an_update(before: Tensor, after: Tensor, u: int, **changes: Any) -> UpdateTr
         GROUPS,
         state_before=counted(u, float(u)) if u else {},
         state_after=counted(u + 1, float(u + 1)),
+        applied=True,
     )
     given: dict[str, Any] = {
         "microbatches": (),
@@ -115,7 +116,8 @@ def test_a_counter_that_stands_still_is_a_fault_of_counters() -> None:
 
 
 def test_a_counter_that_moves_with_a_skipped_update_is_a_fault_of_counters() -> None:
-    skipped = replace(FIRST, applied=False, after={"w": W0}, end=State({"w": W0}, {}))
+    skipped = with_optimizer(FIRST, applied=False)
+    skipped = replace(skipped, applied=False, after={"w": W0}, end=State({"w": W0}, {}))
     assert [c for c, _, _ in found(skipped)] == ["differs.counters"]
 
 

@@ -435,3 +435,44 @@ def test_the_distance_of_parameters_is_over_their_norm_and_their_update() -> Non
     # |p - p*| = 1 over |p| + |delta| = 5 + 5.
     after, wanted, before = torch.tensor([5.0]), torch.tensor([4.0]), torch.tensor([-1.0])
     assert replayed.apart(after, wanted, before) == pytest.approx(0.1)
+
+
+class TwoHeads(nn.Module):
+    """Two heads with an optimizer each; the second one's inputs overflow float16 gradients first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(4, 1), nn.Linear(4, 1)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        return self.a(x).squeeze(1), self.b(x * 1e4).squeeze(1)
+
+
+def test_one_optimizer_may_be_skipped_beside_another_that_is_not() -> None:
+    generator = torch.Generator().manual_seed(0)
+    xs = torch.randn(16, 4, generator=generator)
+
+    def loss(model: nn.Module, x: Tensor) -> dict[str, Loss]:
+        a, b = model(x)
+        return {
+            "a": Loss((a.float() - 1).square().sum(), len(x)),
+            "b": Loss((b.float() / 1e4 - 1).square().sum(), len(x)),
+        }
+
+    experiment = Experiment(
+        model=TwoHeads,
+        data=list(xs),
+        loss=loss,
+        optimizer=lambda m: {
+            "a": torch.optim.SGD(m.a.parameters(), lr=0.1, momentum=0.9),
+            "b": torch.optim.SGD(m.b.parameters(), lr=0.1, momentum=0.9),
+        },
+        scaler=lambda: torch.amp.GradScaler("cpu", init_scale=2.0**15),
+        updates=2,
+    )
+    verdict = equivtest.check(experiment, Plan(2, 4, 2), precision="fp16-mixed")
+    states = {(row.update, row.tensor): row.state for row in verdict.rows}
+    assert verdict.status == "equivalent", verdict.explain()
+    assert states[0, "a.weight"] == "equal"
+    assert states[0, "b.weight"] == "not judged"
+    assert "update 0 of SGD was skipped" in verdict.notes[0]
