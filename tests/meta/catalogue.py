@@ -324,9 +324,24 @@ FAULTS = (
     ),
 )
 
-MEASURED = tuple(
-    replace(fault, name=f"{fault.name}_in_bf16", precisions=("bf16",), seen=0.0)
-    for fault in FAULTS
-    if fault.name in ("mean_of_means", "local_denominator", "double_division", "last_masked_out")
+MEASURED = (
+    *(
+        replace(fault, name=f"{fault.name}_in_bf16", precisions=("bf16",), seen=0.0)
+        for fault in FAULTS
+        if fault.name
+        in ("mean_of_means", "local_denominator", "double_division", "last_masked_out")
+    ),
+    Fault(
+        "learning_rate_off_in_a_class",
+        _always(u.InsideAClass("lr", 1.01)),
+        shaped=_unscheduled,
+        seen=0.0,
+    ),
+    Fault(
+        "decay_left_out_in_a_class",
+        _always(u.InsideAClass("weight_decay", 0.0)),
+        shaped=_repeated(*DECAYING, updates=1),
+        seen=0.0,
+    ),
 )
-"""What pure bf16 sees of faults of weight: measured, not asked for."""
+"""What cannot be seen in every precision: measured, not asked for."""

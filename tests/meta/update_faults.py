@@ -106,6 +106,34 @@ class _Unscheduled:
         return getattr(self._rank, name)
 
 
+@dataclass(frozen=True)
+class InsideAClass:
+    """An optimizer class of one's own that takes another hyperparameter than its groups say."""
+
+    key: str
+    factor: float
+
+    def __call__(self, rank: Rank) -> None:
+        key, factor = self.key, self.factor
+
+        class Own(type(rank.optimizer)):  # type: ignore[misc]
+            def step(self, closure: Any = None) -> Any:
+                kept = [held[key] for held in self.param_groups]
+                for held in self.param_groups:
+                    held[key] = held[key] * factor
+                result = super().step(closure)
+                for held, value in zip(self.param_groups, kept, strict=True):
+                    held[key] = value
+                return result
+
+        values = dict(rank.optimizer.defaults)
+        values.pop("decoupled_weight_decay", None)  # AdamW sets it itself
+        rank.optimizer = Own(rank.module.parameters(), **values)
+        for group in rank.groups:
+            accumulated(rank, group)
+            finish(rank)
+
+
 @torch.no_grad()
 def _shrink(module: nn.Module) -> None:
     for parameter in module.parameters():
