@@ -10,7 +10,7 @@ import random
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any
 
 import torch
@@ -368,7 +368,7 @@ def _blocks(drawn: Drawn) -> Iterator[nn.Module]:
 def experiment(drawn: Drawn) -> Experiment:
     """The experiment that ``drawn`` describes."""
     data = _data(drawn)
-    start = _trained(drawn, data) if drawn.trained else None
+    start = _trained(replace(drawn, loss_scale=1.0)) if drawn.trained else None
 
     def model() -> nn.Module:
         net = Net(drawn)
@@ -550,8 +550,10 @@ def _average(model: nn.Module) -> nn.Module:
     return torch.optim.swa_utils.AveragedModel(model)
 
 
-def _trained(drawn: Drawn, data: list[dict[str, Tensor]]) -> dict[str, Tensor]:
+@lru_cache(maxsize=2)
+def _trained(drawn: Drawn) -> dict[str, Tensor]:
     """Weights after some plain updates: gradients are smaller and less independent there."""
+    data = _data(drawn)
     with _one_thread(), torch.random.fork_rng(devices=[]):
         torch.manual_seed(drawn.seed)
         net = Net(drawn)
