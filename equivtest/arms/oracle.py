@@ -79,6 +79,10 @@ class Whole:
         """The same with every parameter moved by up to a unit in its last place."""
         return self._once(("jittered", k), lambda: self._unscaled(self._jittered_run(k)))
 
+    def jittered_loss(self, k: int) -> float:
+        """The normalised loss of ``jittered``."""
+        return self._jittered_run(k).weighed(self.counts)
+
     def third(self) -> Sum:
         """The same with the loss times 1/3, taken out again: moves every rounding."""
         return self._once(

@@ -145,6 +145,8 @@ class Losses:
         replayed, scale: the replay's, and the sum of its microbatches' magnitudes.
         oracle, large: of the whole group in float64 and in the case's precision, where they were
             computed.
+        nudged: the large batch's with parameters moved in their last bits: in float64 the large
+            batch is the oracle, and its distance from it no measure of noise.
         split_right: the split is right, so that the oracle's is what the candidate's should be.
     """
 
@@ -153,6 +155,7 @@ class Losses:
     scale: float
     oracle: float | None = None
     large: float | None = None
+    nudged: Sequence[float] = ()
     split_right: bool = True
 
 
@@ -163,7 +166,8 @@ def losses(u: int, values: Losses, precision: Precision) -> tuple[list[Finding],
         return [], [text]
     floor, wanted, notes = 0.0, [("the replay's", values.replayed)], []
     if values.oracle is not None and values.large is not None:
-        noise = ratio(abs(values.large - values.oracle), values.scale)
+        moved = [abs(values.large - values.oracle), *(abs(n - values.large) for n in values.nudged)]
+        noise = ratio(max(moved), values.scale)
         if noise <= precision.cap:
             floor = noise
             if values.split_right:

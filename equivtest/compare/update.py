@@ -10,7 +10,7 @@ from functools import cached_property
 from torch import Tensor
 
 from equivtest.arms.case import Case
-from equivtest.arms.oracle import Whole
+from equivtest.arms.oracle import JITTERS, Whole
 from equivtest.arms.reference import Reference
 from equivtest.arms.replay import Replay, Start
 from equivtest.compare import beside
@@ -246,6 +246,9 @@ class _UpdateJudge:
             split_right=c is None or not c.split_failures,
         )
         findings, notes = beside.losses(self.u, values, self.case.precision)
+        if findings and c is not None:
+            values = replace(values, nudged=[self.large.jittered_loss(k) for k in range(JITTERS)])
+            findings, notes = beside.losses(self.u, values, self.case.precision)
         self.findings += findings
         self.notes += notes
 
