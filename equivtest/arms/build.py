@@ -18,7 +18,10 @@ from equivtest.experiment import Experiment
 def seed_everything(seed: int, replica: int = 0) -> None:
     """Seed torch, numpy and random; each replica draws numbers of its own."""
     mixed = (seed * 1_000_003 + replica) % 2**32
-    torch.manual_seed(mixed)
+    # Not torch.manual_seed: it asks every backend, and formats stack traces on the way.
+    torch.default_generator.manual_seed(mixed)
+    if torch.cuda.is_initialized():
+        torch.cuda.manual_seed_all(mixed)
     np.random.seed(mixed)
     random.seed(mixed)
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from equivtest.arms.build import build, deterministic, seed_everything
+from equivtest.arms.build import build, deterministic, quiet_schedulers, seed_everything
 from equivtest.arms.case import Case
 from equivtest.batches import Batches, Counter, Counts, added, plain
 from equivtest.experiment import Experiment, Group, Rank
@@ -37,7 +38,9 @@ def candidate(seat: Seat, experiment: Experiment, case: Case) -> Trace:
         observer = Observer(rank, planned, seat.note)
         rank.groups = _groups(seat, experiment, case, observer.fetched)
         seed_everything(experiment.seed, 1 + seat.rank)
-        with observer.watching():
+        # A schedule in microbatches moves before the first update: torch warns, and it is right here.
+        quiet = quiet_schedulers if experiment.scheduler_unit == "microbatch" else nullcontext
+        with observer.watching(), quiet():
             (case.loop or accumulate)(rank)
         observer.loop_ended(several(optimizer))
         seat.note("the loop has ended")
