@@ -38,7 +38,7 @@ def candidate(seat: Seat, experiment: Experiment, case: Case) -> Trace:
         observer = Observer(rank, planned, seat.note)
         rank.groups = _groups(seat, experiment, case, observer.fetched)
         seed_everything(experiment.seed, 1 + seat.rank)
-        # A schedule in microbatches moves before the first update: torch warns, and it is right here.
+        # A schedule in microbatches moves before the first update, of which torch warns.
         quiet = quiet_schedulers if experiment.scheduler_unit == "microbatch" else nullcontext
         with observer.watching(), quiet():
             (case.loop or accumulate)(rank)
