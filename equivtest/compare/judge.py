@@ -6,6 +6,7 @@ Runs in the process of the reference arms, so that only the verdict travels.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from equivtest.arms.build import deterministic
 from equivtest.arms.case import Case
@@ -37,19 +38,21 @@ def judge(seat: Seat, experiment: Experiment, case: Case, traces: Sequence[Trace
 def _verdict(
     reference: Reference, experiment: Experiment, case: Case, traces: Sequence[Trace]
 ) -> Verdict:
-    agreed, ranks = agreement(traces)
-    findings = [*agreed, *_beside_the_plan(case, traces, _initial(reference, traces))]
+    findings = list(_beside_the_plan(case, traces, _initial(reference, traces)))
     parameters = ParameterJudge(experiment, case, traces[0], reference)
     updates: list[Judged] = []
     shapes: set[object] = set()
     for u in range(min([len(case.groups), *(len(trace.updates) for trace in traces)])):
         shape = case.groups[u].shape
-        judged = judge_update(reference, case, traces, u, always_oracle=shape not in shapes)
+        clip = experiment.clip_norm
+        judged = judge_update(reference, case, traces, u, clip, always_oracle=shape not in shapes)
         if judged.oracle is not None:
             shapes.add(shape)
         updates.append(judged)
-        findings += [*judged.findings, *parameters.judge(u, judged.oracle)]
+        findings += [*judged.findings, *parameters.judge(u, judged.seen[0], judged.oracle)]
     findings += parameters.finish()
+    agreed, ranks = agreement(_as_judged(traces, updates))
+    findings += agreed
     dtypes = frozenset(dtype for judged in updates for dtype in judged.dtypes)
     for trace in traces:
         findings += planned.precision_applied(case, trace, dtypes)
@@ -85,6 +88,17 @@ def _beside_the_plan(case: Case, traces: Sequence[Trace], initial: Tensors) -> I
         yield from continuity(trace, initial)
         yield from planned.counters(case, trace)
         yield from planned.examples(case, trace)
+
+
+def _as_judged(traces: Sequence[Trace], updates: Sequence[Judged]) -> list[Trace]:
+    """The traces with the gradients that were judged; updates beyond the plan's as they are."""
+    return [
+        replace(
+            trace,
+            updates=(*(judged.seen[r] for judged in updates), *trace.updates[len(updates) :]),
+        )
+        for r, trace in enumerate(traces)
+    ]
 
 
 def _status(findings: Sequence[Finding], rows: Sequence[TensorRow]) -> Status:

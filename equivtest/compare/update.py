@@ -14,6 +14,7 @@ from equivtest.arms.oracle import JITTERS, Whole
 from equivtest.arms.reference import Reference
 from equivtest.arms.replay import Replay, Start
 from equivtest.compare import beside
+from equivtest.compare.clip import as_received
 from equivtest.compare.continuity import same_values
 from equivtest.compare.distance import MaybeTensors, all_finite, norm
 from equivtest.compare.gradient import (
@@ -43,6 +44,7 @@ class Judged:
         oracle: the oracle's gradient by name, where it was computed.
         smallest_weight_seen: see ``Card``.
         dtypes: that the replay's forwards saved.
+        seen: the update by rank, with the gradient that was judged.
     """
 
     row: UpdateRow
@@ -53,18 +55,25 @@ class Judged:
     oracle: dict[str, Tensor | None] | None
     smallest_weight_seen: float | None
     dtypes: frozenset[str]
+    seen: tuple[UpdateTrace, ...]
 
 
 def judge_update(
-    reference: Reference, case: Case, traces: Sequence[Trace], u: int, always_oracle: bool
+    reference: Reference,
+    case: Case,
+    traces: Sequence[Trace],
+    u: int,
+    clip_norm: float | None,
+    always_oracle: bool,
 ) -> Judged:
     """Judge update ``u`` of all ranks.
 
     Args:
+        clip_norm: the experiment's bound.
         always_oracle: run the oracle even where the loop is acquitted: for the first group of each
             shape.
     """
-    return _UpdateJudge(reference, case, traces, u).judge(always_oracle)
+    return _UpdateJudge(reference, case, traces, u, clip_norm).judge(always_oracle)
 
 
 @dataclass
@@ -73,6 +82,7 @@ class _UpdateJudge:
     case: Case
     traces: Sequence[Trace]
     u: int
+    clip_norm: float | None
     findings: list[Finding] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     weights: tuple[tuple[int, int, int, float, float, float], ...] = ()
@@ -88,14 +98,9 @@ class _UpdateJudge:
         )
         self.findings += skips.findings
         self.notes += skips.notes
-        a = [
-            replace(one, skipped=name in skips.names)
-            for name, one in zip(
-                self.names,
-                against_replay(self.gradients, self.replay, self.case.plan),
-                strict=True,
-            )
-        ]
+        a = self._against_replay(skips.names)
+        if not all(one.within for one in a):
+            a = self._with_a_clip_by_hand(a, skips.names)
         judged = not all(one.skipped for one in a)
         c, rows = self._compared(a, always_oracle) if judged else (None, ())
         return Judged(
@@ -107,7 +112,31 @@ class _UpdateJudge:
             oracle=None if c is None else dict(zip(self.names, self.oracle.gradients, strict=True)),
             smallest_weight_seen=smallest_weight_seen(a, self.replay) if judged else None,
             dtypes=self.replay.dtypes,
+            seen=tuple(self.seen),
         )
+
+    def _against_replay(self, skipped: frozenset[str]) -> list[AgainstReplay]:
+        found = against_replay(self.gradients, self.replay, self.case.plan)
+        return [
+            replace(one, skipped=name in skipped)
+            for name, one in zip(self.names, found, strict=True)
+        ]
+
+    def _with_a_clip_by_hand(
+        self, a: list[AgainstReplay], skipped: frozenset[str]
+    ) -> list[AgainstReplay]:
+        """Judge what the optimizer received instead, if that acquits and no clip was seen."""
+        bound = self.clip_norm
+        if bound is None or any(update.clip_bounds for update in self.seen):
+            return a
+        before = self.seen
+        self.seen, note = as_received(before, self.replay.expected, bound)
+        received = self._against_replay(skipped)
+        if all(one.within for one in received):
+            self.notes += [f"update {self.u}: {note}"] if note else []
+            return received
+        self.seen = before
+        return a
 
     # -- what is compared
 
@@ -124,7 +153,7 @@ class _UpdateJudge:
     def names(self) -> list[str]:
         return self.reference.bench.names
 
-    @cached_property
+    @property
     def gradients(self) -> list[list[Tensor | None]]:
         """The candidate's gradients by rank, in the order of ``names``."""
         return [[update.gradient.get(name) for name in self.names] for update in self.seen]

@@ -60,6 +60,7 @@ class OpenUpdate:
     microbatches: list[OpenMicrobatch] = field(default_factory=list)
     start: State | None = None
     accumulated: Gradients | None = None
+    normed: Gradients | None = None
     gradient: Gradients | None = None
     clipped: dict[str, Tensor | None] = field(default_factory=dict)
     before: dict[str, Tensor] = field(default_factory=dict)
@@ -80,7 +81,7 @@ class OpenUpdate:
     def freeze(self, end: State, averages: Tensors) -> UpdateTrace:
         """The update as a trace, with the state in which the next one finds it."""
         assert self.start is not None, "an attempted update has a start"
-        gradient = self.gradient
+        gradient = self.gradient or self.normed
         if gradient is None and self.accumulated is not None:
             gradient = self.accumulated
             if self.scale is not None:

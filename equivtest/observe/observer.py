@@ -34,6 +34,14 @@ from equivtest.observe.rng import RandomState
 from equivtest.observe.snapshot import ModelState, hyperparameters
 from equivtest.observe.trace import Event, OptimizerTrace, Trace, UpdateTrace
 
+NORMS = (
+    (torch, "norm"),
+    (torch, "_foreach_norm"),
+    (torch.linalg, "norm"),
+    (torch.linalg, "vector_norm"),
+)
+"""Functions that a clip written by hand takes the norm with (``Tensor.norm`` calls the first)."""
+
 OF_A_MICROBATCH = frozenset({"forward", "backward", "collective"})
 """Kinds of events that belong to one microbatch; the others belong to the update."""
 
@@ -113,6 +121,7 @@ class Observer:
                 after=self._on_broadcast,
             ),
             watched(clip_grad, "_clip_grads_with_norm_", before=self._on_clip),
+            *(watched(owner, name, before=self._on_norm) for owner, name in NORMS),
             watched(GradScaler, "unscale_", after=self._on_unscale),
             watched(GradScaler, "step", before=self._on_attempt, after=self._on_attempted),
             watched(GradScaler, "update", after=self._on_scaler_update),
@@ -249,9 +258,10 @@ class Observer:
         if update.microbatches and update.microbatches[-1].reduces:
             self._event("collective")
         update.gradient, update.clip_bounds, update.clipped_scaled = None, [], False
+        update.normed = None
         planned = self._planned[min(update.number, len(self._planned) - 1)]
         if self._rank.clip_norm is not None and len(update.microbatches) >= planned:
-            # A clip written by hand is seen by no hook: keep what it would start from.
+            # A clip written by hand may be seen by no hook: keep what it would start from.
             update.accumulated = self._model.gradients()
 
     # -- update
@@ -259,6 +269,16 @@ class Observer:
     def _on_unscale(self, *_: Any, **__: Any) -> None:
         self._open.unscaled = True
         self._event("unscale")
+
+    def _on_norm(self, tensors: Any, *_: Any, **__: Any) -> None:
+        """A clip written by hand is seen by no hook, but it takes the gradient's norm first."""
+        update = self._open
+        if self._rank.clip_norm is None or update.normed is not None or not update.microbatches:
+            return
+        if update.microbatches[-1].ended and self._model.is_gradient(tensors):
+            update.normed = self._model.gradients()
+            if update.scale is not None and not update.unscaled:
+                update.normed = divided(update.normed, update.scale)
 
     def _on_clip(self, parameters: Any, max_norm: float, *_: Any, **__: Any) -> None:
         update = self._open
