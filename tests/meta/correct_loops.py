@@ -306,6 +306,42 @@ def clipped_by_hand(rank: Rank, epsilon: float) -> None:
         _update(rank)
 
 
+def reduced_and_clipped_by_hand(rank: Rank) -> None:
+    """No wrapper: averaged, then clipped, both by hand."""
+    for group in rank.groups:
+        for batch in group:
+            backward(rank, right(rank, group, batch))
+        averaged(rank)
+        if rank.scaler is not None:
+            rank.scaler.unscale_(rank.optimizer)
+        _clip_by_squares(rank)
+        _update(rank)
+
+
+def divided_and_clipped_by_hand(rank: Rank) -> None:
+    """Backward on the bare sum; divided, then clipped, both by hand."""
+    for group in rank.groups:
+        for k, batch in enumerate(group):
+            with reducing_last(rank, group, k), rank.autocast():
+                loss = rank.loss(rank.model, batch)
+                loss.total.backward()
+        for parameter in rank.module.parameters():
+            if parameter.grad is not None:
+                parameter.grad.mul_(rank.D / group.count)
+        _clip_by_squares(rank)
+        _update(rank)
+
+
+def _clip_by_squares(rank: Rank) -> None:
+    """A clip in which no function called a norm appears."""
+    assert rank.clip_norm is not None
+    grads = [p.grad for p in rank.module.parameters() if p.grad is not None]
+    norm = torch.stack([grad.double().square().sum() for grad in grads]).sum().sqrt()
+    factor = (rank.clip_norm / (norm + 1e-6)).clamp(max=1.0)
+    for grad in grads:
+        grad.mul_(float(factor))
+
+
 def clipped_by_hand_with_if(rank: Rank) -> None:
     """The branch that many write: nothing is multiplied where the norm is within the bound."""
     for group in rank.groups:
@@ -514,6 +550,13 @@ CORRECT = (
     Correct("clipped_by_hand", partial(clipped_by_hand, epsilon=0.0), shaped=_clipped),
     Correct("clipped_by_hand_1e-6", partial(clipped_by_hand, epsilon=1e-6), shaped=_clipped),
     Correct("clipped_by_hand_with_if", clipped_by_hand_with_if, shaped=_clipped),
+    Correct("reduced_and_clipped_by_hand", reduced_and_clipped_by_hand, bare, shaped=_clipped),
+    Correct(
+        "divided_and_clipped_by_hand",
+        divided_and_clipped_by_hand,
+        shaped=_clipped,
+        precisions=BUT_SCALED,
+    ),
     Correct("foreach", partial(other_implementation, foreach=True)),
     Correct("not_foreach", partial(other_implementation, foreach=False)),
     Correct(
