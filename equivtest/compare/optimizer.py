@@ -14,7 +14,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.utils import clip_grad_norm_
 from torch.optim import Optimizer
 
 from equivtest.arms.build import quiet_schedulers
@@ -107,17 +106,6 @@ def float64_updated(
         state_after={},
     )
     return _rebuilt_updated(before, gradient, twin, _widened)[0]
-
-
-def clipped(gradient: Gradients, bound: float) -> dict[str, Tensor | None]:
-    """``clip_grad_norm_`` on a copy of the gradient."""
-    holders = {n: nn.Parameter(g.clone()) for n, g in gradient.items() if g is not None}
-    for name, holder in holders.items():
-        given = gradient[name]
-        assert given is not None
-        holder.grad = given.clone()
-    clip_grad_norm_(list(holders.values()), bound)
-    return {n: holders[n].grad if n in holders else None for n in gradient}
 
 
 def apart(after: Tensor, wanted: Tensor, before: Tensor) -> float:

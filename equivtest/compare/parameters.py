@@ -16,6 +16,7 @@ from equivtest.arms.case import Case
 from equivtest.arms.reference import Reference
 from equivtest.compare import optimizer as replayed
 from equivtest.compare.cause import Cause
+from equivtest.compare.clip import clipped, judge_clip
 from equivtest.compare.continuity import same_values
 from equivtest.compare.distance import distance, norm, ratio
 from equivtest.compare.optimizer import ExpectedOptimizers
@@ -50,7 +51,8 @@ class ParameterJudge:
         self._expected.advance(
             scheduler_calls(self._experiment.scheduler_unit, self._trace, self._case.groups, u)
         )
-        found = [] if not update.applied else list(self._clip(u, update))
+        bound = self._experiment.clip_norm
+        found = list(judge_clip(u, update, bound)) if update.applied else []
         for seen in update.optimizers:
             optimizer = self._expected.matching(seen)
             if optimizer is None:
@@ -121,7 +123,7 @@ class ParameterJudge:
         ideal = None
         if oracle is not None:
             bound = self._experiment.clip_norm
-            gradient = oracle if bound is None else replayed.clipped(oracle, bound)
+            gradient = oracle if bound is None else clipped(oracle, bound)
             ideal = replayed.float64_updated(update.before, gradient, seen, optimizer, groups)
         far = []
         for name in sorted(seen.names):
@@ -140,42 +142,6 @@ class ParameterJudge:
                 f"{type(optimizer).__name__}'s own arithmetic leaves {len(far)} parameters further "
                 f"from float64 than the rounding of their dtype ({far[0]} first)"
             )
-
-    def _clip(self, u: int, update: UpdateTrace) -> Iterator[Finding]:
-        bound = self._experiment.clip_norm
-        if bound is None:
-            if not _all_same(update.clipped, update.gradient):
-                yield Finding(
-                    Cause.CLIP,
-                    f"the gradient changed between its reduction and update {u}, and the "
-                    "experiment does not clip",
-                    update=u,
-                )
-            return
-        total = sum(norm(g) ** 2 for g in update.gradient.values()) ** 0.5
-        wanted = replayed.clipped(update.gradient, bound)
-        if _all_same(update.clipped, wanted):
-            return
-        u_of = max(
-            (unit_roundoff(g.dtype) for g in update.clipped.values() if g is not None),
-            default=2.0**-53,
-        )
-        # A clip written by hand may leave out torch's 1e-6 in the denominator.
-        exact = min(1.0, bound / total) if total else 1.0
-        by_hand = {n: None if g is None else g * exact for n, g in update.gradient.items()}
-        off = min(_apart(update.clipped, wanted), _apart(update.clipped, by_hand))
-        if off <= 16 * u_of:
-            return
-        missing = _all_same(update.clipped, update.gradient) and total > bound
-        yield Finding(
-            Cause.CLIP_MISSING if missing else Cause.CLIP,
-            f"the gradient's norm is {total:.4g} before update {u}, the bound {bound:g}, and it "
-            + ("was not clipped" if missing else f"is {off:.3g} away from the clipped one")
-            + ("; the clip was called before unscale" if update.clipped_scaled else ""),
-            update=u,
-            distance=off,
-            tolerance=16 * u_of,
-        )
 
     def _hyperparameters(
         self, u: int, groups: Any, optimizer: Optimizer, when: str = "at"
@@ -357,13 +323,3 @@ def _other_optimizer(u: int, seen: OptimizerTrace) -> Finding:
         f"experiment holds together in update {u}",
         update=u,
     )
-
-
-def _all_same(a: Mapping[str, Tensor | None], b: Mapping[str, Tensor | None]) -> bool:
-    return all(same_values(a[n], b.get(n)) for n in a)
-
-
-def _apart(a: Mapping[str, Tensor | None], b: Mapping[str, Tensor | None]) -> float:
-    """Distance over all tensors, relative to the norm of ``b``."""
-    squared = sum(distance(a[n], b.get(n)) ** 2 for n in a)
-    return ratio(squared**0.5, sum(norm(t) ** 2 for t in b.values()) ** 0.5)

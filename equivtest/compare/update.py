@@ -14,7 +14,7 @@ from equivtest.arms.oracle import JITTERS, Whole
 from equivtest.arms.reference import Reference
 from equivtest.arms.replay import Replay, Start
 from equivtest.compare import beside
-from equivtest.compare.clip import as_received
+from equivtest.compare.clip import clip_explains, received
 from equivtest.compare.continuity import same_values
 from equivtest.compare.distance import MaybeTensors, all_finite, norm
 from equivtest.compare.gradient import (
@@ -98,7 +98,7 @@ class _UpdateJudge:
         )
         self.findings += skips.findings
         self.notes += skips.notes
-        a = self._against_replay(skips.names)
+        a = self._against_replay(skips.names, self.gradients, self.replay)
         if not all(one.within for one in a):
             a = self._with_a_clip_by_hand(a, skips.names)
         judged = not all(one.skipped for one in a)
@@ -115,8 +115,10 @@ class _UpdateJudge:
             seen=tuple(self.seen),
         )
 
-    def _against_replay(self, skipped: frozenset[str]) -> list[AgainstReplay]:
-        found = against_replay(self.gradients, self.replay, self.case.plan)
+    def _against_replay(
+        self, skipped: frozenset[str], gradients: Sequence[MaybeTensors], replay: Replay
+    ) -> list[AgainstReplay]:
+        found = against_replay(gradients, replay, self.case.plan)
         return [
             replace(one, skipped=name in skipped)
             for name, one in zip(self.names, found, strict=True)
@@ -126,17 +128,18 @@ class _UpdateJudge:
         self, a: list[AgainstReplay], skipped: frozenset[str]
     ) -> list[AgainstReplay]:
         """Judge what the optimizer received instead, if that acquits and no clip was seen."""
-        bound = self.clip_norm
-        if bound is None or any(update.clip_bounds for update in self.seen):
+        if self.clip_norm is None or any(update.clip_bounds for update in self.seen):
             return a
-        before = self.seen
-        self.seen, note = as_received(before, self.replay.expected, bound)
-        received = self._against_replay(skipped)
-        if all(one.within for one in received):
-            self.notes += [f"update {self.u}: {note}"] if note else []
-            return received
-        self.seen = before
-        return a
+        if self.seen[0].norm_taken and clip_explains(self.seen[0], self.clip_norm):
+            return a
+        told = received(self.seen[0], self.replay.expected, self.clip_norm)
+        clipped = [[update.clipped.get(name) for name in self.names] for update in self.seen]
+        instead = self._against_replay(skipped, clipped, told.shrunk(self.replay))
+        if not all(one.within for one in instead):
+            return a
+        self.seen = [told.before_clip(update) for update in self.seen]
+        self.notes += [f"update {self.u}: {told.note}"] if told.note else []
+        return instead
 
     # -- what is compared
 

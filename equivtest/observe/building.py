@@ -101,6 +101,7 @@ class OpenUpdate:
             scale_after=self.scale_after,
             clip_bounds=tuple(self.clip_bounds),
             clipped_scaled=self.clipped_scaled,
+            norm_taken=self.normed is not None,
         )
 
 

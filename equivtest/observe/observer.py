@@ -273,9 +273,9 @@ class Observer:
     def _on_norm(self, tensors: Any, *_: Any, **__: Any) -> None:
         """A clip written by hand is seen by no hook, but it takes the gradient's norm first."""
         update = self._open
-        if self._rank.clip_norm is None or update.normed is not None or not update.microbatches:
+        if self._rank.clip_norm is None or not update.microbatches:
             return
-        if update.microbatches[-1].ended and self._model.is_gradient(tensors):
+        if update.microbatches[-1].ended and self._model.is_first_gradient(tensors):
             update.normed = self._model.gradients()
             if update.scale is not None and not update.unscaled:
                 update.normed = divided(update.normed, update.scale)

@@ -64,13 +64,18 @@ class ModelState:
             if p.requires_grad
         }
 
-    def is_gradient(self, tensors: Any) -> bool:
-        """Whether ``tensors`` is a parameter's gradient, or the first of several is."""
+    def is_first_gradient(self, tensors: Any) -> bool:
+        """Whether ``tensors`` is, or begins with, the gradient of the first parameter with one."""
         first = tensors[0] if isinstance(tensors, (list, tuple)) and tensors else tensors
         if not isinstance(first, Tensor) or first.layout is not torch.strided:
             return False
         held = (p.grad for p in self._module.parameters() if p.grad is not None)
-        return any(g.layout is torch.strided and g.data_ptr() == first.data_ptr() for g in held)
+        gradient = next(held, None)
+        return (
+            gradient is not None
+            and gradient.layout is torch.strided
+            and gradient.data_ptr() == first.data_ptr()
+        )
 
     def averages(self, average: nn.Module | None) -> dict[str, Tensor]:
         """The tensors of a shadow of the weights."""

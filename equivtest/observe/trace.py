@@ -108,6 +108,7 @@ class UpdateTrace:
         applied: every optimizer that was attempted was applied.
         scale: loss scale at the backward, None without a scaler; ``scale_after`` after its update.
         clip_bounds: bounds of the clips that were seen between last backward and update.
+        norm_taken: ``gradient`` is what a norm was last taken of, where no clip was seen.
         clipped_scaled: a clip was seen on gradients that were still scaled.
     """
 
@@ -125,6 +126,7 @@ class UpdateTrace:
     scale_after: float | None = None
     clip_bounds: tuple[float, ...] = ()
     clipped_scaled: bool = False
+    norm_taken: bool = False
 
 
 @dataclass(frozen=True)
