@@ -17,8 +17,8 @@ from equivtest.observe.memory import GraphMemory
 from equivtest.observe.rng import RandomState
 from equivtest.observe.trace import Tensors
 
-Factor = Callable[[int, str | None], float | None]
-"""What to multiply a loss total by before backward, from its order of making and its term."""
+Factor = Callable[[int, str | None, torch.dtype], float | None]
+"""What to multiply a loss total by before backward, from its order of making, term and dtype."""
 
 
 @dataclass(frozen=True)
@@ -111,7 +111,7 @@ class Bench:
         drew = rng.moved()
         roots, gradients = [], []
         for k, loss in enumerate(made):
-            weight = factor(k, terms[k])
+            weight = factor(k, terms[k], loss.total.dtype)
             if weight is not None and loss.total.requires_grad:
                 roots.append(loss.total)
                 gradients.append(torch.full_like(loss.total, weight))

@@ -71,6 +71,14 @@ class Whole:
         """The forward draws random numbers."""
         return self._large.drew
 
+    @cached_property
+    def repeatable(self) -> bool:
+        """The same run again gives the same bits; if not, nothing that differs is evidence."""
+        again = self._run(self.ids)
+        return again.totals == self._large.totals and not any(
+            difference(self._unscaled(again), self.gradients)
+        )
+
     def permuted(self, k: int) -> Sum:
         """The same with the examples in another, fixed order."""
         return self._once(("permuted", k), lambda: self._unscaled(self._run(self._order(k))))
@@ -173,7 +181,7 @@ class Whole:
         return self.bench.run(self.batches(self.ids), self._factor(1.0))
 
     def _factor(self, extra: float) -> Factor:
-        def factor(_: int, term: str | None) -> float | None:
+        def factor(_: int, term: str | None, __: torch.dtype) -> float | None:
             if term is None:
                 return None
             return self.loss_scale * extra / denominator(self.counts, term)

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from equivtest.arms.bench import Bench, Pass
+from equivtest.arms.bench import Bench, Factor, Pass
 from equivtest.batches import Batches, Counts, denominator
 from equivtest.compare.distance import accumulate, norms
 from equivtest.observe.trace import MicrobatchTrace, Tensors
@@ -127,17 +127,18 @@ class _Replaying:
         buffers = rank0_buffers if broadcast else self.buffers[r]
         factors = _Factors(seen, self.counts, self.D, self.loss_scale)
         run = self._run(r, k, factors, seen, buffers)
-        if factors.uneven:
-            # Terms that the loop weighed unevenly cannot be put right by one number afterwards.
-            factors = _Factors(None, self.counts, self.D, self.loss_scale)
-            run = self._run(r, k, factors, seen, buffers)
-        self._add(r, k, run, factors)
+        share: list[Tensor | None] = [None] * len(self.out.expected)
+        accumulate(share, run.gradients, factors.correction)
         if self.buffers[r]:
             self.buffers[r] = self.bench.buffers()
+        for term, correction in factors.uneven():
+            alone = self._run(r, k, factors.only(term), seen, buffers)
+            accumulate(share, alone.gradients, correction)
+        self._add(r, k, run, share)
         self.out.shared &= seen is not None and factors.observed and run.totals == seen.totals
 
     def _run(
-        self, r: int, k: int, factors: _Factors, seen: MicrobatchTrace | None, buffers: Tensors
+        self, r: int, k: int, factors: Factor, seen: MicrobatchTrace | None, buffers: Tensors
     ) -> Pass:
         if buffers:
             self.bench.load_buffers(buffers)
@@ -145,18 +146,15 @@ class _Replaying:
             seen.rng.restore()
         return self.bench.run(self.batches(self.group.ids[r][k]), factors)
 
-    def _add(self, r: int, k: int, run: Pass, factors: _Factors) -> None:
+    def _add(self, r: int, k: int, run: Pass, share: list[Tensor | None]) -> None:
         out = self.out
         _add_in_dtype(self.sums[r], run.gradients)
-        accumulate(out.expected, run.gradients, factors.correction)
-        magnitude = abs(factors.correction)
-        added = [magnitude * n for n in norms(run.gradients)]
+        accumulate(out.expected, share)
+        added = norms(share)
         out.added[r, k] = added
         out.scale = [s + n for s, n in zip(out.scale, added, strict=True)]
         if self.keep:
-            part: list[Tensor | None] = [None] * len(out.expected)
-            accumulate(part, run.gradients, factors.correction)
-            out.parts[r, k] = part
+            out.parts[r, k] = share
         out.totals[r, k], out.counts[r, k] = run.totals, run.counts
         out.terms[r, k] = run.terms
         out.dtypes |= run.dtypes
@@ -186,9 +184,9 @@ class _Factors:
     ) -> None:
         self._seen, self._counts, self._D, self._scale = seen, counts, D, loss_scale
         self.observed = seen is not None
-        self._corrections: list[float] = []
+        self._made: list[tuple[int, float, torch.dtype]] = []
 
-    def __call__(self, k: int, term: str | None) -> float | None:
+    def __call__(self, k: int, term: str | None, dtype: torch.dtype) -> float | None:
         if term is None:
             return None
         wanted = self._D / denominator(self._counts, term) * self._scale
@@ -201,20 +199,30 @@ class _Factors:
                 factor = given
         # A factor that overflowed is no weight to put right: the gradient overflows with it.
         if math.isfinite(factor):
-            self._corrections.append(1.0 / self._counts[term] / factor)
+            self._made.append((k, 1.0 / self._counts[term] / factor, dtype))
         return factor
 
     @property
     def correction(self) -> float:
         """Times the microbatch's gradient: its share of the gradient that the plan asks for."""
-        return self._corrections[0] if self._corrections else 1.0
+        return self._made[0][1] if self._made else 1.0
 
-    @property
-    def uneven(self) -> bool:
-        """Two terms need different corrections, by more than the rounding of a bfloat16 factor."""
+    def uneven(self) -> list[tuple[int, float]]:
+        """Losses whose term the loop weighed otherwise than the first, beyond a factor's rounding.
+
+        Each with what its own gradient must be multiplied by and added for, to put it right.
+        """
         first = self.correction
-        slack = 4 * unit_roundoff(torch.bfloat16)
-        return any(abs(c - first) > slack * abs(first) for c in self._corrections)
+        return [
+            (k, correction - first)
+            for k, correction, dtype in self._made[1:]
+            if abs(correction - first) > 4 * unit_roundoff(dtype) * abs(first)
+        ]
+
+    def only(self, loss: int) -> Factor:
+        """The same factors for one loss, and none for the others."""
+        alone = _Factors(self._seen, self._counts, self._D, self._scale)
+        return lambda k, term, dtype: alone(k, term, dtype) if k == loss else None
 
 
 def _matches(seen: Sequence[Sequence[MicrobatchTrace]], group: GroupLayout) -> bool:

@@ -84,6 +84,8 @@ class AgainstOracle:
         null, blind: tensors that C cannot judge, and why.
         norms, scale: of the oracle's gradient, and ``S_t``.
         drew: the forward draws random numbers, which no split can share.
+        coupled: examples see each other.
+        repeatable: the oracle run twice gives the same bits.
     """
 
     split: list[float]
@@ -98,10 +100,13 @@ class AgainstOracle:
     capped: list[bool]
     drew: bool
     coupled: bool
+    repeatable: bool
 
     @property
     def split_failures(self) -> list[int]:
         """Tensors on which the split is not right; null ones are not judged."""
+        if not self.repeatable:
+            return list(range(len(self.split)))
         return [
             t
             for t, (d, tolerance) in enumerate(zip(self.split, self.split_tolerances, strict=True))
@@ -150,10 +155,11 @@ def against_oracle(
     split = _relative(replay64.expected, truth, scale)
     suspects = [t for t, d in enumerate(split) if d > split_tolerance(0.0)]
     far = _beyond(precision.cap, [*gradients, large.gradients], truth, scale)
-    null = _null(oracle, sorted({*suspects, *far}))
+    repeatable = oracle.repeatable
+    null = _null(oracle, sorted({*suspects, *far}) if repeatable else ())
     split_floor = _split_floor(oracle) if any(not null[t] for t in suspects) else [0.0] * len(split)
     tolerances = [split_tolerance(f) for f in split_floor]
-    right = all(null[t] or split[t] <= tolerances[t] for t in suspects)
+    right = repeatable and all(null[t] or split[t] <= tolerances[t] for t in suspects)
 
     runs = [large.gradients]
     if full_floor:
@@ -190,6 +196,7 @@ def against_oracle(
         capped=[f > precision.cap for f in floor],
         drew=oracle.drew,
         coupled=oracle.coupled,
+        repeatable=repeatable,
     )
 
 

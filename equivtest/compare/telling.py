@@ -90,6 +90,13 @@ def split_finding(u: int, names: Sequence[str], c: AgainstOracle) -> list[Findin
     if not failing:
         return []
     worst = max(failing, key=lambda t: over(c.split[t], c.split_tolerances[t]))
+    if not c.repeatable:
+        text = (
+            f"the float64 large batch of update {u}, run twice from the same state, gives other "
+            "bits: the model, the loss, collate or the data is not repeatable (an unseeded "
+            "generator, a counter, the clock), and nothing that differs is evidence"
+        )
+        return [Finding("", text, update=u)]
     why = (
         "the forward draws random numbers"
         if c.drew

@@ -14,6 +14,7 @@ from equivtest.arms.oracle import JITTERS, Whole
 from equivtest.arms.reference import Reference
 from equivtest.arms.replay import Replay, Start
 from equivtest.compare import beside
+from equivtest.compare.cause import Cause
 from equivtest.compare.clip import clip_explains, received
 from equivtest.compare.continuity import same_values
 from equivtest.compare.distance import MaybeTensors, all_finite, norm
@@ -101,6 +102,7 @@ class _UpdateJudge:
         a = self._against_replay(skips.names, self.gradients, self.replay)
         if not all(one.within for one in a):
             a = self._with_a_clip_by_hand(a, skips.names)
+        self._frozen()
         judged = not all(one.skipped for one in a)
         c, rows = self._compared(a, always_oracle) if judged else (None, ())
         return Judged(
@@ -186,6 +188,19 @@ class _UpdateJudge:
     def large(self) -> Whole:
         return self.reference.large(self.group, self.start, self.loss_scale)
 
+    def _frozen(self) -> None:
+        """A gradient on a parameter that the experiment freezes: it is trained, or clipped with."""
+        extra = sorted(
+            {n for update in self.seen for n, g in update.gradient.items() if g is not None}
+            - set(self.names)
+        )
+        if extra:
+            text = (
+                f"{extra[0]!r} has a gradient in update {self.u} ({len(extra)} parameters), and "
+                "the experiment's model freezes it"
+            )
+            self.findings.append(Finding(Cause.GRADIENT, text, update=self.u, tensor=extra[0]))
+
     def _finite(self, gradients: Sequence[MaybeTensors]) -> dict[str, bool]:
         """By parameter, whether its gradient is finite in all of ``gradients``."""
         return {
@@ -269,6 +284,8 @@ class _UpdateJudge:
             )
 
     def _losses(self, c: AgainstOracle | None) -> None:
+        if c is not None and c.split_failures and not (self.replay.shared and c.repeatable):
+            return  # other random numbers or another cut, another loss: no evidence
         values = beside.Losses(
             found=self._loss,
             replayed=self.replay.loss,

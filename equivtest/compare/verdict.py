@@ -83,7 +83,8 @@ class TensorRow:
     @property
     def margin(self) -> float:
         """Largest distance over its tolerance among the comparisons that judge this tensor."""
-        return max(self.replay_margin or 0.0, self.split_margin or 0.0)
+        loop = self.oracle_margin if self.state == "rounding" else self.replay_margin
+        return max(loop or 0.0, self.split_margin or 0.0)
 
     @property
     def replay_margin(self) -> float | None:
