@@ -25,8 +25,6 @@ REFUSALS = ("NotImplementedError",)
 
 COUNT_ERROR = f"{CountError.__module__}.{CountError.__qualname__}"
 
-_shared: dict[int, Shared] = {}
-
 
 def check(
     experiment: Experiment,
@@ -59,7 +57,9 @@ def check(
     """
     began = time.perf_counter()
     expected = expectation(expect)
-    shared = _shared_once(experiment)
+    if not isinstance(plan, Plan):
+        raise TypeError(f"plan={plan!r} is a {type(plan).__name__}: pass Plan(m, A, D)")
+    shared = Shared(experiment)  # anew each time: what a caller changed in between must be seen
     case = Case(
         plan=plan,
         precision=precision_called(precision),
@@ -125,11 +125,3 @@ def _not_yet(plan: Plan) -> str | None:
     if plan.processes == plan.D:
         return None
     return f"{plan} spans {plan.processes // plan.D} processes a replica: only D is run here"
-
-
-def _shared_once(experiment: Experiment) -> Shared:
-    """The experiment's bytes, made once: its plans and precisions are many cases."""
-    held = _shared.get(id(experiment))
-    if held is None or held.obj is not experiment:
-        held = _shared[id(experiment)] = Shared(experiment)
-    return held

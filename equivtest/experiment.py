@@ -107,13 +107,20 @@ class Experiment:
     def __post_init__(self) -> None:
         for argument in ("model", "loss", "optimizer"):
             _callable(argument, getattr(self, argument))
+        _factories(self.model, self.optimizer)
+        if not (hasattr(self.data, "__len__") and hasattr(self.data, "__getitem__")):
+            raise TypeError(
+                f"data is a {type(self.data).__name__}: pass the dataset itself (a sequence of "
+                "examples), not its loader or an iterator"
+            )
         for argument in ("collate", "count", "scheduler", "scaler", "averages"):
             if getattr(self, argument) is not None:
                 _callable(argument, getattr(self, argument))
         _one_of("scheduler_unit", self.scheduler_unit, ("applied", "attempted", "microbatch"))
         _one_of("last_group", self.last_group, ("process", "drop", None))
-        if self.clip_norm is not None and not self.clip_norm > 0:
-            raise ValueError(f"clip_norm={self.clip_norm!r}: pass a positive bound, or None")
+        bound = self.clip_norm
+        if bound is not None and not (isinstance(bound, (int, float)) and bound > 0):
+            raise ValueError(f"clip_norm={bound!r}: pass a positive bound, or None")
         if isinstance(self.updates, bool) or not isinstance(self.updates, int) or self.updates < 1:
             raise ValueError(f"updates={self.updates!r}: pass a whole number of at least 1")
 
@@ -212,6 +219,21 @@ def _callable(argument: str, given: object) -> None:
         raise TypeError(
             f"{argument}={given!r} is a {type(given).__name__}: pass a function "
             f"(for a ready object x, lambda *_: x)"
+        )
+
+
+def _factories(model: Any, optimizer: Any) -> None:
+    """A ready module and an optimizer's class are callable too, and not what is called for."""
+    if hasattr(model, "named_parameters") and not isinstance(model, type):
+        raise TypeError(
+            f"model is a ready {type(model).__name__}: pass what builds it, its class or "
+            "lambda: Net(...), so that every process and arm builds its own"
+        )
+    if isinstance(optimizer, type):
+        name = optimizer.__name__
+        raise TypeError(
+            f"optimizer is the class {name}: pass a function of the model, such as "
+            f"lambda model: torch.optim.{name}(model.parameters(), lr=1e-3)"
         )
 
 

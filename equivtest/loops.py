@@ -40,6 +40,7 @@ def accumulate(rank: Rank) -> None:
                 rank.average.update_parameters(rank.module)
         for optimizer in optimizers:
             optimizer.zero_grad(set_to_none=True)
+        rank.module.zero_grad(set_to_none=True)  # and what no optimizer holds: the clip sees it
 
 
 def normalised(loss: LossResult, group: Group) -> Tensor:

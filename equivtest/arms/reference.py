@@ -8,7 +8,7 @@ from contextlib import nullcontext
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from equivtest.arms.bench import Bench
 from equivtest.arms.build import build
@@ -60,21 +60,13 @@ class Reference:
         return self._bench("oracle", torch.float64, nullcontext)
 
     def initial(self) -> State:
-        """What ``model()`` gives, in the case's dtype."""
-        dtype = self._case.precision.parameters
-        return self._once(("initial", dtype), lambda: self._built(dtype))
+        """What ``model()`` gives, in the case's dtype; built twice, to be sure of it.
 
-    def check_repeatable(self) -> None:
-        """Raise ``ValueError`` if ``model()`` builds different parameters on each call."""
-        first = self.initial().parameters
-        second = self._built(self._case.precision.parameters).parameters
-        odd = [n for n in first if n not in second or not torch.equal(first[n], second[n])]
-        if odd or first.keys() != second.keys():
-            raise ValueError(
-                f"model() builds different parameters on each call under one seed ({odd[:1]} "
-                "differs): draw them from torch's, numpy's or random's global generators, which "
-                "are seeded before each call"
-            )
+        Raises:
+            ValueError: two calls give different parameters, or share one.
+        """
+        dtype = self._case.precision.parameters
+        return self._once(("initial", dtype), lambda: self._built_twice(dtype))
 
     def counts(self, group: GroupLayout) -> tuple[tuple[Counts, ...], ...]:
         """Supervised elements by replica and microbatch."""
@@ -166,12 +158,23 @@ class Reference:
             lambda: Bench(self._experiment, dtype, context, self._case.device, watch_dtypes),
         )
 
-    def _built(self, dtype: torch.dtype) -> State:
-        module = build(self._experiment, dtype, self._case.device)
-        return State(
-            {n: p.detach().clone() for n, p in module.named_parameters()},
-            {n: b.detach().clone() for n, b in module.named_buffers()},
-        )
+    def _built_twice(self, dtype: torch.dtype) -> State:
+        first, second = (build(self._experiment, dtype, self._case.device) for _ in range(2))
+        if {id(p) for p in first.parameters()} & {id(p) for p in second.parameters()}:
+            raise ValueError(
+                "model() gives the same parameters on each call: pass a factory that builds a new "
+                "module, not one that returns a ready one"
+            )
+        state = _state_of(first)
+        other = dict(second.named_parameters())
+        odd = [n for n, p in state.parameters.items() if not _equal(p, other.get(n))]
+        if odd:
+            raise ValueError(
+                f"model() builds different parameters on each call under one seed ({odd[0]!r} "
+                "differs): draw them from torch's, numpy's or random's global generators, which "
+                "are seeded before each call"
+            )
+        return state
 
     def _once(self, key: Any, make: Callable[[], Any]) -> Any:
         if key not in self._kept:
@@ -206,3 +209,14 @@ def _kept_for(cache: dict[Any, Any], digest: str) -> dict[Any, Any]:
     while len(experiments) > KEPT_EXPERIMENTS:
         experiments.pop(next(iter(experiments)))
     return kept
+
+
+def _state_of(module: nn.Module) -> State:
+    return State(
+        {n: p.detach().clone() for n, p in module.named_parameters()},
+        {n: b.detach().clone() for n, b in module.named_buffers()},
+    )
+
+
+def _equal(a: Tensor, b: Tensor | None) -> bool:
+    return b is not None and torch.equal(a, b)

@@ -216,7 +216,7 @@ class _Factors:
         return [
             (k, correction - first)
             for k, correction, dtype in self._made[1:]
-            if abs(correction - first) > 4 * unit_roundoff(dtype) * abs(first)
+            if abs(correction - first) > 2 * unit_roundoff(dtype) * abs(first)
         ]
 
     def only(self, loss: int) -> Factor:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from equivtest.arms.build import deterministic
 from equivtest.arms.case import Case
 from equivtest.arms.reference import Reference
@@ -9,12 +11,20 @@ from equivtest.batches import CountError
 from equivtest.experiment import Experiment
 from equivtest.pool import Seat
 
+REFUSALS = re.compile(
+    r"not implemented|not supported|unsupported|does not support|could not (run|create)|"
+    r"expected more than 1|must be non-?zero|out of bounds|non-empty|empty",
+    re.IGNORECASE,
+)
+"""How torch words what it cannot run: a dtype without kernel, a batch too small for a layer."""
+
 
 def refused(seat: Seat, experiment: Experiment, case: Case) -> str | None:
     """Torch's own words if it refuses the case's microbatches in its precision, else None.
 
-    Each microbatch shape of the plan is tried in the case's precision. What float64 refuses for one
-    large batch as well is a mistake in the experiment, not a limit of torch.
+    Each microbatch shape of the plan is tried in the case's precision. What one large batch in
+    float64 refuses as well is a mistake in the experiment, not a limit of torch; and so is what is
+    not worded as a limit (dtypes that do not match, shapes that do not fit).
 
     Raises:
         CountError: the experiment counts other terms than its loss has.
@@ -31,7 +41,8 @@ def refused(seat: Seat, experiment: Experiment, case: Case) -> str | None:
             for group in case.groups:
                 reference.try_microbatches(group)
         except (RuntimeError, NotImplementedError, ValueError, IndexError) as error:
-            return f"torch refuses it in {case.precision.name}: {_first_line(error)}"
+            if isinstance(error, NotImplementedError) or REFUSALS.search(str(error)):
+                return f"torch refuses it in {case.precision.name}: {_first_line(error)}"
     return None
 
 

@@ -254,6 +254,7 @@ def decides(
     replay: Replay,
     c: AgainstOracle | None,
     weights: Weights | None,
+    precision: Precision,
 ) -> list[str]:
     """What becomes of each tensor: ``equal``, ``differs``, ``rounding`` or ``not judged``.
 
@@ -270,14 +271,15 @@ def decides(
     shared = replay.shared or (
         bool(compared) and median(one.distance / (one.tolerance or 1.0) for one in compared) <= 1.0
     )
-    weighed = (
-        weights is not None
-        and bool(weights.differ())
-        and all(weights.residual[t] <= a[t].tolerance for t in real)
+    weighed = weights is not None and (
+        (bool(weights.differ()) and all(weights.residual[t] <= a[t].tolerance for t in real))
+        or (not shared and weights.explain(4 * precision.u))
     )
     states = ["not judged" if one.skipped else "equal" for one in a]
     for t in beyond:
-        if a[t].missing or (t in real and (shared or weighed)):
+        if c is not None and not c.repeatable and not a[t].missing:
+            states[t] = "not judged"
+        elif a[t].missing or (t in real and (shared or weighed)):
             states[t] = "differs"
         elif c is None or not c.judged(t) or c.split_failures:
             states[t] = "not judged"

@@ -13,7 +13,7 @@ from equivtest.arms.case import Case
 from equivtest.arms.reference import Reference
 from equivtest.compare import planned
 from equivtest.compare.card import card_of, event_rows
-from equivtest.compare.continuity import agreement, continuity, same_values
+from equivtest.compare.continuity import agreement, continuity
 from equivtest.compare.parameters import ParameterJudge
 from equivtest.compare.telling import telling
 from equivtest.compare.update import Judged, judge_update
@@ -38,7 +38,7 @@ def judge(seat: Seat, experiment: Experiment, case: Case, traces: Sequence[Trace
 def _verdict(
     reference: Reference, experiment: Experiment, case: Case, traces: Sequence[Trace]
 ) -> Verdict:
-    findings = list(_beside_the_plan(case, traces, _initial(reference, traces)))
+    findings = list(_beside_the_plan(case, traces, reference.initial().parameters))
     parameters = ParameterJudge(experiment, case, traces[0], reference)
     updates: list[Judged] = []
     shapes: set[object] = set()
@@ -71,16 +71,6 @@ def _verdict(
         ranks=ranks,
         events=event_rows(traces),
     )
-
-
-def _initial(reference: Reference, traces: Sequence[Trace]) -> Tensors:
-    """What ``model()`` gives; if the candidate began elsewhere, make sure it gives it twice."""
-    initial = reference.initial().parameters
-    for trace in traces:
-        start = trace.updates[0].start.parameters if trace.updates else {}
-        if any(n in start and not same_values(start[n], initial[n]) for n in initial):
-            reference.check_repeatable()
-    return initial
 
 
 def _beside_the_plan(case: Case, traces: Sequence[Trace], initial: Tensors) -> Iterator[Finding]:

@@ -117,7 +117,7 @@ def same_hyperparameters(seen: Mapping[str, Any], wanted: Mapping[str, Any]) -> 
     """Names of the hyperparameters that differ in value, as ``lr=0.0099, expected 0.01``."""
     return [
         f"{key}={seen.get(key)!r}, expected {wanted.get(key)!r}"
-        for key in sorted(set(seen) | set(wanted))
+        for key in sorted(wanted)
         if key not in IMPLEMENTATION and not _same_value(seen.get(key), wanted.get(key))
     ]
 

@@ -99,9 +99,10 @@ class _UpdateJudge:
         )
         self.findings += skips.findings
         self.notes += skips.notes
-        a = self._against_replay(skips.names, self.gradients, self.replay)
+        left_out = skips.names | self._unheld()
+        a = self._against_replay(left_out, self.gradients, self.replay)
         if not all(one.within for one in a):
-            a = self._with_a_clip_by_hand(a, skips.names)
+            a = self._with_a_clip_by_hand(a, left_out)
         self._frozen()
         judged = not all(one.skipped for one in a)
         c, rows = self._compared(a, always_oracle) if judged else (None, ())
@@ -188,6 +189,15 @@ class _UpdateJudge:
     def large(self) -> Whole:
         return self.reference.large(self.group, self.start, self.loss_scale)
 
+    def _unheld(self) -> frozenset[str]:
+        """Parameters that no optimizer holds: nothing comes of their gradients, but by a clip."""
+        held = {name for optimizer in self.seen[0].optimizers for name in optimizer.names}
+        unheld = frozenset(self.names) - held
+        if not unheld or self.clip_norm is not None:
+            return frozenset()
+        self.notes.append(f"no optimizer holds {sorted(unheld)[0]!r} ({len(unheld)}): not judged")
+        return unheld
+
     def _frozen(self) -> None:
         """A gradient on a parameter that the experiment freezes: it is trained, or clipped with."""
         extra = sorted(
@@ -225,7 +235,7 @@ class _UpdateJudge:
             c = self._against_oracle(full_floor=not acquitted)
         if not acquitted:
             weights = self._weights(a)
-        states = decides(a, self.replay, c, weights)
+        states = decides(a, self.replay, c, weights, self.case.precision)
         if c is not None:
             states = self._without_vanished(states, c)
             self.findings += split_finding(self.u, self.names, c)

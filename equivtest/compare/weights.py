@@ -7,6 +7,7 @@ eigenvectors of the Gram matrix above 1e-12 of its largest eigenvalue). Weight k
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -26,14 +27,26 @@ class Weights:
     Attributes:
         found: weight by replica and microbatch; 1 is what the plan asks for.
         sigma: uncertainty of each.
-        residual: by tensor, the distance over its scale that the weights leave.
+        initial: by tensor, the distance over its scale.
+        residual: the distance that the weights leave.
         u: unit roundoff of the gradient's dtype.
     """
 
     found: Mapping[tuple[int, int], float]
     sigma: Mapping[tuple[int, int], float]
+    initial: Sequence[float]
     residual: Sequence[float]
     u: float
+
+    def explain(self, rounding: float) -> bool:
+        """Weights that differ by more than ``rounding`` explain most of the distance.
+
+        For forwards that share no bits, where what weights leave is rounding of the forward and not
+        within comparison A's tolerance: half of the distance in norm, three quarters in square.
+        """
+        largest = max((abs(self.found[key] - 1.0) for key in self.differ()), default=0.0)
+        before, after = (sum(d**2 for d in ds) for ds in (self.initial, self.residual))
+        return largest > rounding and after <= before / 4 and math.isfinite(before)
 
     def differ(self) -> list[tuple[int, int]]:
         """Microbatches whose weight is not 1, beyond what rounding and dependence explain."""
@@ -73,17 +86,23 @@ def fit(
     deltas = inverse @ moment
     # What the gradient does not tell may hide in a weight, up to the length of what it does tell.
     hidden = (1.0 - resolved).clamp(min=0).sqrt() * deltas.norm()
-    spread = torch.maximum(u * inverse.diagonal().clamp(min=0).sqrt(), hidden)
-    left = [ratio(norm(_difference(gradient[t], expected[t])), s) for t, s in enumerate(scale)]
+    initial = [ratio(norm(_difference(gradient[t], expected[t])), s) for t, s in enumerate(scale)]
+    left = list(initial)
     for t in usable:
         basis, residual = _columns(parts, keys, expected, gradient, t)
         left[t] = norm(residual - deltas @ basis) / scale[t]
+    # The residual is noise of the gradient's elements: what it makes of the weights (regression).
+    elements = sum(_size(expected[t]) for t in usable)
+    noise = math.sqrt(sum(left[t] ** 2 for t in usable) / max(elements - len(keys), 1))
+    unit = inverse.diagonal().clamp(min=0).sqrt()
+    spread = torch.maximum(max(u, noise) * unit, hidden)
     return Weights(
         found={key: 1.0 + float(d) for key, d in zip(keys, deltas, strict=True)},
         sigma={
             key: max(float(s), WEIGHT_ROUNDOFFS * u / WEIGHT_SIGMAS)
             for key, s in zip(keys, spread, strict=True)
         },
+        initial=initial,
         residual=left,
         u=u,
     )
@@ -114,6 +133,10 @@ def _difference(a: Tensor | None, b: Tensor | None) -> Tensor | None:
         return None if b is None else -b
     widened = dense(a).to(wide(a.dtype))
     return widened if b is None else widened - b
+
+
+def _size(tensor: Tensor | None) -> int:
+    return 0 if tensor is None else tensor.numel()
 
 
 def _same_shape(a: Tensor | None, b: Tensor | None) -> bool:
