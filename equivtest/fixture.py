@@ -101,9 +101,12 @@ class Equivalence:
     ) -> Verdict:
         """Check the case; see ``equivtest.check`` for the arguments and what they may not be."""
         __tracebackhide__ = True
-        verdict = self._cases.run(
-            experiment, plan, precision=precision, loop=loop, wrap=wrap, expect=expect
-        )
+        try:
+            verdict = self._cases.run(
+                experiment, plan, precision=precision, loop=loop, wrap=wrap, expect=expect
+            )
+        except (ValueError, TypeError) as error:  # arguments that cannot be: nothing has run
+            pytest.fail(f"{type(error).__name__}: {error}", pytrace=False)
         self._calls += 1
         nodeid = self._item.nodeid
         case = record.Record(

@@ -267,3 +267,13 @@ def test_dtypes_that_do_not_match_are_an_error_and_not_a_skip() -> None:
     assert verdict.status == "error"
     assert verdict.failure is not None
     assert "same dtype" in verdict.failure.text
+
+
+def test_a_mean_where_a_sum_belongs_is_told_so() -> None:
+    def mean(model: nn.Module, batch: Batch) -> Loss:
+        logits = model(batch["x"])
+        return Loss(F.cross_entropy(logits, batch["y"]), len(logits))
+
+    verdict = check(experiment(loss=mean), PLAN, precision="fp64")
+    assert verdict.status == "unexplained"
+    assert 'reduction="sum"' in verdict.findings[0].text

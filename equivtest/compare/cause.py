@@ -47,7 +47,8 @@ class Cause(StrEnum):
     COUNTERS = (
         "differs.counters",
         "The loop ran another number of microbatches or updates than the plan has, or a state "
-        "counter did not advance by one per applied update.",
+        "counter did not advance by one per applied update. Run one update for each group and "
+        "use every microbatch in it.",
     )
     CLIP = (
         "differs.clip",
@@ -56,20 +57,23 @@ class Cause(StrEnum):
     )
     CLIP_MISSING = (
         "clip.missing",
-        "The experiment clips, and the gradient's norm is above the bound at the update: the loop "
-        "does not clip. Call clip_grad_norm_ after the last backward (and after unscale_).",
+        "The experiment clips, and the gradient's norm is above the bound at the update: it was "
+        "not clipped there. Call clip_grad_norm_ after the last backward (and after unscale_).",
     )
     BUFFERS = (
         "differs.buffers",
-        "Buffers are not what the plan's forwards and the broadcasts that were seen make of them.",
+        "Buffers are not what the plan's forwards and the broadcasts that were seen make of them. "
+        "Look for forwards beside the plan's, and for code that writes to buffers.",
     )
     LOSS = (
         "differs.loss",
-        "The loss of the microbatches is not that of the same examples in the reference.",
+        "The loss of the microbatches is not that of the same examples in the reference. Compare "
+        "the loop's loss and inputs with the experiment's.",
     )
     EXAMPLES = (
         "differs.examples",
-        "The forward received other examples than the plan deals to this replica and microbatch.",
+        "The forward received other examples than the plan deals to this replica. Feed each of "
+        "the group's batches once.",
     )
     NOT_APPLIED = (
         "prec.not_applied",
@@ -84,5 +88,5 @@ class Cause(StrEnum):
     SKIP = (
         "differs.skip",
         "The loop skipped an update whose gradient is finite, or applied one that must be skipped, "
-        "or moved state with an update that was skipped.",
+        "or moved state with an update that was skipped. Let the scaler decide, on every rank.",
     )

@@ -86,6 +86,7 @@ class AgainstOracle:
         drew: the forward draws random numbers, which no split can share.
         coupled: examples see each other.
         repeatable: the oracle run twice gives the same bits.
+        loss_ratio: the float64 replay's loss over the oracle's.
     """
 
     split: list[float]
@@ -101,6 +102,7 @@ class AgainstOracle:
     drew: bool
     coupled: bool
     repeatable: bool
+    loss_ratio: float
 
     @property
     def split_failures(self) -> list[int]:
@@ -197,6 +199,7 @@ def against_oracle(
         drew=oracle.drew,
         coupled=oracle.coupled,
         repeatable=repeatable,
+        loss_ratio=ratio(replay64.loss, oracle.loss) if oracle.loss > 0 else 1.0,
     )
 
 

@@ -84,8 +84,14 @@ def gradient_finding(
     ]
 
 
-def split_finding(u: int, names: Sequence[str], c: AgainstOracle) -> list[Finding]:
-    """What comparison B found, apart from any loop."""
+def split_finding(
+    u: int, names: Sequence[str], c: AgainstOracle, shape: Sequence[Sequence[int]]
+) -> list[Finding]:
+    """What comparison B found, apart from any loop.
+
+    Args:
+        shape: examples by replica and microbatch.
+    """
     failing = c.split_failures
     if not failing:
         return []
@@ -97,8 +103,13 @@ def split_finding(u: int, names: Sequence[str], c: AgainstOracle) -> list[Findin
             "generator, a counter, the clock), and nothing that differs is evidence"
         )
         return [Finding("", text, update=u)]
+    parts = sum(1 for replica in shape for n in replica if n)
+    mean = parts > 1 and abs(c.loss_ratio - parts) < 0.2 * parts
     why = (
-        "the forward draws random numbers"
+        f"the parts' losses add up to {c.loss_ratio:.3g} times the whole's: Loss.total must be a "
+        'sum over the supervised elements (reduction="sum"), not a mean'
+        if mean
+        else "the forward draws random numbers"
         if c.drew
         else "examples see each other in the model or the loss"
         if c.coupled
@@ -124,7 +135,7 @@ def over(distance: float, tolerance: float) -> float:
 
 
 def _weights_clause(weights: Weights | None) -> str:
-    if weights is None or not weights.differ():
+    if weights is None or not weights.differ() or not weights.tell():
         return ""
     r, k = max(weights.differ(), key=lambda key: abs(weights.found[key] - 1))
     return (

@@ -238,7 +238,7 @@ class _UpdateJudge:
         states = decides(a, self.replay, c, weights, self.case.precision)
         if c is not None:
             states = self._without_vanished(states, c)
-            self.findings += split_finding(self.u, self.names, c)
+            self.findings += split_finding(self.u, self.names, c, self.group.shape)
         self._note_rounding(states)
         self.findings += gradient_finding(self.u, self.names, states, a, weights)
         self._losses(c)

@@ -38,6 +38,11 @@ class Weights:
     residual: Sequence[float]
     u: float
 
+    def tell(self) -> bool:
+        """The weights leave next to nothing of the distance: they are what the loop did."""
+        before, after = (sum(d**2 for d in ds) for ds in (self.initial, self.residual))
+        return after <= 1e-4 * before
+
     def explain(self, rounding: float) -> bool:
         """Weights that differ by more than ``rounding`` explain most of the distance.
 

@@ -105,6 +105,7 @@ def oracle(**changes: Any) -> AgainstOracle:
         "drew": False,
         "coupled": False,
         "repeatable": True,
+        "loss_ratio": 1.0,
     }
     return AgainstOracle(**{**given, **changes})
 
