@@ -123,6 +123,12 @@ class _Pickler(cloudpickle.Pickler):
                 state = {k: v for k, v in vars(obj).items() if not k.startswith("__")}
                 return _cp.dynamic_subimport, (obj.__name__, state)
             return NotImplemented
+        elif isinstance(obj, types.ModuleType):  # of a class of its own, as torch.backends.mkldnn
+            parent, _, name = obj.__name__.rpartition(".")
+            if sys.modules.get(obj.__name__) is obj and can_be_imported(obj):
+                return _cp.subimport, (obj.__name__,)
+            if getattr(sys.modules.get(parent), name, None) is obj:  # as torch.ops.aten
+                return getattr, (sys.modules[parent], name)
         elif kind is typing.TypeVar:
             if travels_by_value(obj.__module__):
                 return _cp._make_typevar, _cp._decompose_typevar(obj)

@@ -111,6 +111,21 @@ def test_a_module_that_nobody_else_can_import_travels_along(pool: Pool) -> None:
         del sys.modules["made_by_hand"]
 
 
+@pytest.mark.parametrize(
+    "module", [torch.backends.mkldnn, torch.backends.cudnn, torch.ops, torch.ops.aten]
+)
+def test_a_module_of_a_class_of_its_own_is_imported_there(module: types.ModuleType) -> None:
+    assert type(module) is not types.ModuleType
+    assert decode(encode(module)) is module
+
+
+def test_a_job_may_mention_the_backends_of_torch(pool: Pool) -> None:
+    def job(seat: Seat) -> bool:
+        return bool(torch.backends.mkldnn.enabled)
+
+    assert pool.run(job, D=1) == [torch.backends.mkldnn.enabled]
+
+
 def test_what_cannot_be_sent_is_named(pool: Pool) -> None:
     def job(seat: Seat, *args: Any) -> None:
         pass
