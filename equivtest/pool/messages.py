@@ -3,7 +3,7 @@
 Controller to nursery: `fork` (Birth, with the worker's descriptors) and `signal` (token, number).
 Nursery to controller: `ready`, `forked` (token, pid), `exited` (token, wait status).
 Controller to worker: `world` (WorldOrder), `keep` (digest), `drop` (digest), `job` (JobOrder).
-Worker to controller: `returned` (whether its process group is intact) or `raised` (Raised).
+Worker to controller: `returned` (Returned) or `raised` (Raised).
 """
 
 from __future__ import annotations
@@ -34,6 +34,14 @@ class JobOrder:
     size: int
     sys_path: tuple[str, ...]
     directory: str | None
+
+
+@dataclass(frozen=True)
+class Returned:
+    """The job's result comes as payload; `left` is what makes the process unfit for another job."""
+
+    group_intact: bool
+    left: str = ""
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import itertools
+import logging
 import os
 import sys
 import threading
@@ -22,6 +23,7 @@ from equivtest.pool.processes import Processes
 from equivtest.pool.shared import Shared
 
 _WORLD_LIMIT_S = 60.0
+_log = logging.getLogger(__name__)
 
 
 class Pool:
@@ -160,8 +162,12 @@ class Pool:
         frames = self._exchange(members, data, blob.fds, limit_s, solo=size == 0)
         for member in members:
             _show_output(member)
-        if not all(frame.meta for frame in frames):
+        if not all(frame.meta.group_intact for frame in frames):
             self._worlds.discard(size)  # the job has destroyed torch's default process group
+        left = next((frame.meta.left for frame in frames if frame.meta.left), "")
+        if left:
+            _log.info("the %d ranks are replaced: a job has left %s changed", size, left)
+            self._drop(members)
         return [_read_result(member, frame) for member, frame in zip(members, frames, strict=True)]
 
     def _exchange(

@@ -19,7 +19,8 @@ import torch
 
 from equivtest.pool.channel import Closed, Frame, receive, send
 from equivtest.pool.codec import Blob, decode, encode
-from equivtest.pool.messages import Birth, JobOrder, Raised
+from equivtest.pool.footprint import Footprint
+from equivtest.pool.messages import Birth, JobOrder, Raised, Returned
 from equivtest.pool.seat import Notes, Seat
 from equivtest.pool.shared import Shelf
 from equivtest.pool.state import ProcessState, set_rank_environment
@@ -99,6 +100,7 @@ class _Worker:
         self._worlds = Worlds(birth.rank or 0)
         self._cache: dict[Any, Any] = {}
         self._state = ProcessState()
+        self._footprint = Footprint() if birth.rank is not None else None
 
     def obey(self, frame: Frame) -> None:
         if frame.kind == "world":
@@ -119,7 +121,7 @@ class _Worker:
             self._worlds.create(size, path)
         except BaseException as error:
             return Frame("raised", describe(error))
-        return Frame("returned", True)
+        return Frame("returned", Returned(True))
 
     def _run(self, order: JobOrder, blob: Blob) -> tuple[Frame, Blob | None]:
         for fd in self._logs:
@@ -131,14 +133,15 @@ class _Worker:
                 os.chdir(order.directory)
         try:
             result = self._call(order, blob)
-            intact = order.size == 0 or self._worlds.has(order.size)
-            return Frame("returned", intact, result.payload, result.fds), result
         except BaseException as error:
             return Frame("raised", describe(error)), None
         finally:
             self._state.restore()
             sys.stdout.flush()
             sys.stderr.flush()
+        intact = order.size == 0 or self._worlds.has(order.size)
+        left = self._footprint.left() if self._footprint else ""
+        return Frame("returned", Returned(intact, left), result.payload, result.fds), result
 
     def _call(self, order: JobOrder, blob: Blob) -> Blob:
         if order.size == 0:
@@ -149,7 +152,10 @@ class _Worker:
 
     def _call_in(self, group: Any, size: int, blob: Blob) -> Blob:
         seat = Seat(self._rank or 0, size, group, self._cache, self._notes.write)
+        modules_before = len(sys.modules)
         job, args = decode(blob, self._shelf.take)
+        if self._footprint:
+            self._footprint.accept_imports(modules_before)
         value = job(seat, *args)
         try:
             return encode(value)
