@@ -83,6 +83,25 @@ def _reduce_code_object(code: types.CodeType) -> Any:
     return make, tuple(code.co_filename if arg == "<dynamic-code>" else arg for arg in args)
 
 
+# What Python adds to a class when it is first copied, pickled, or asked for its annotations.
+_ADDED_TO_CLASSES = ("__slotnames__", "__annotations_cache__")
+
+
+def _reduce_class(cls: type) -> Any:
+    """cloudpickle's way, but the same before and after any use of the class."""
+    make, args, (names, slots), *rest = _cp._dynamic_class_reduce(cls)
+    names = {name: value for name, value in names.items() if name not in _ADDED_TO_CLASSES}
+    if names.get("__annotations__") == {}:
+        del names["__annotations__"]
+    return make, args, (names, slots), *rest
+
+
+def _reduce_partial(partial: Any) -> Any:
+    """functools' way, but the same before and after its attributes were first looked at."""
+    make, args, (function, given, named, attributes) = partial.__reduce__()
+    return make, args, (function, given, named, attributes or None)
+
+
 class _Pickler(cloudpickle.Pickler):
     dispatch_table: ClassVar[Any] = ChainMap(
         {types.CodeType: _reduce_code_object}, cloudpickle.Pickler.dispatch_table
@@ -117,7 +136,7 @@ class _Pickler(cloudpickle.Pickler):
                 return self._dynamic_function_reduce(obj)
         elif isinstance(obj, type):
             if travels_by_value(obj.__module__):
-                return _cp._dynamic_class_reduce(obj)
+                return _reduce_class(obj)
         elif kind is types.ModuleType:
             if not can_be_imported(obj):
                 state = {k: v for k, v in vars(obj).items() if not k.startswith("__")}
@@ -137,6 +156,10 @@ class _Pickler(cloudpickle.Pickler):
             if travels_by_value(obj.__module__):
                 return _cached_function, (obj.__wrapped__, obj.cache_parameters())
             return NotImplemented
+        elif kind is functools.partial:
+            return _reduce_partial(obj)
+        elif kind is functools.cached_property:
+            return _cached_property, (obj.func, obj.attrname)  # without the lock of Python 3.11
         return super().reducer_override(obj)
 
     def _reduce_tensor(self, torch: Any, tensor: Any) -> Any:
@@ -191,6 +214,12 @@ def _cited(digest: str) -> Any:
 
 def _cached_function(function: Any, parameters: dict[str, Any]) -> Any:
     return functools.lru_cache(**parameters)(function)
+
+
+def _cached_property(function: Any, name: str | None) -> Any:
+    cached = functools.cached_property(function)
+    cached.attrname = name
+    return cached
 
 
 def _inline_storage(data: bytes) -> Any:
