@@ -11,6 +11,7 @@ from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 from torch.utils.data import default_collate
 
 from equivtest.experiment import Experiment, Loss, LossResult
+from equivtest.observe.rng import RandomState
 
 Counts = dict[str, float]
 """Supervised elements by term; the only term of a plain ``Loss`` is called ``""``."""
@@ -159,8 +160,17 @@ class Counter:
         batch = self._batches(ids)
         if self._experiment.count is not None:
             return as_counts(self._experiment.count(batch))
-        # On a model of its own and forked random numbers: counting must not move state.
+        # On a model of its own and with the random numbers put back: counting must not move state.
+        # With gradients, since a loss may take some itself (a gradient penalty).
         self._model = self._model or self._dry_model()
-        with torch.no_grad(), torch.random.fork_rng(devices=[]):
-            terms = by_term(self._experiment.loss(self._model, batch))
-        return {name: float(term.count) for name, term in terms.items()}
+        rng = RandomState.now()
+        try:
+            with torch.enable_grad():
+                terms = by_term(self._experiment.loss(self._model, batch))
+        finally:
+            rng.restore()
+        return {name: _number(term.count) for name, term in terms.items()}
+
+
+def _number(count: Tensor | float) -> float:
+    return float(count.detach() if isinstance(count, Tensor) else count)

@@ -1,5 +1,7 @@
 """From examples to batches, and how many elements of them are supervised."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -8,6 +10,7 @@ from torch import Tensor, nn
 from equivtest import Experiment, Loss
 from equivtest.arms.build import build
 from equivtest.batches import Batches, Counter, added, as_counts, by_term, plain
+from equivtest.observe.rng import RandomState
 
 
 def an_experiment(**changes) -> Experiment:
@@ -167,6 +170,37 @@ def test_a_dry_forward_moves_no_random_number_of_torch() -> None:
     before = torch.get_rng_state()
     count((1, 2))
     assert torch.equal(torch.get_rng_state(), before)
+
+
+@pytest.mark.parametrize("generator", ["torch", "numpy", "python"])
+def test_a_dry_forward_moves_no_generator(generator: str) -> None:
+    import random
+
+    draws: dict[str, Any] = {
+        "torch": lambda: torch.rand(()),
+        "numpy": np.random.rand,
+        "python": random.random,
+    }
+    draw = draws[generator]
+
+    def loss(model: nn.Module, batch: dict[str, Tensor]) -> Loss:
+        return Loss(model(batch["x"]).sum() * float(draw()), count=1)
+
+    count = counter(an_experiment(loss=loss))
+    count((0, 1))  # builds its model, under a seed of its own
+    before = RandomState.now()
+    count((1, 2))
+    assert not before.moved()
+
+
+def test_a_loss_that_takes_gradients_itself_is_counted() -> None:
+    def penalised(model: nn.Module, batch: dict[str, Tensor]) -> Loss:
+        x = batch["x"].clone().requires_grad_()
+        (slope,) = torch.autograd.grad(model(x).sum(), x, create_graph=True)
+        return Loss(slope.square().sum(), count=slope.sum() * 0 + 3)
+
+    with torch.no_grad():
+        assert counter(an_experiment(loss=penalised))((0, 1)) == {"": 3.0}
 
 
 def test_an_empty_batch_counts_nothing() -> None:
