@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
+from torch.amp import GradScaler
 
 from equivtest.experiment import Loss
 from equivtest.observe.rng import RandomState
@@ -21,7 +22,7 @@ from equivtest.observe.trace import (
 
 @dataclass
 class OpenMicrobatch:
-    """A microbatch while it is open."""
+    """A microbatch while it is open; ``hidden`` if what its forward saved was not seen."""
 
     ids: tuple[int, ...] | None
     rng: RandomState
@@ -33,6 +34,7 @@ class OpenMicrobatch:
     awaited: bool = False
     reached: bool = False
     ended: bool = False
+    hidden: bool = False
     dtypes: set[torch.dtype] = field(default_factory=set)
     peak_bytes: int = 0
     nodes: int = 0
@@ -44,7 +46,7 @@ class OpenMicrobatch:
             counts=tuple(float(loss.count) for loss in self.losses),
             factors=tuple(self.factors),
             rng=self.rng if self.rng_used else None,
-            dtypes=tuple(sorted(str(dtype) for dtype in self.dtypes)),
+            dtypes=() if self.hidden else tuple(sorted(str(dtype) for dtype in self.dtypes)),
             reduces=self.reduces,
             broadcast=self.broadcast,
             peak_bytes=self.peak_bytes,
@@ -54,7 +56,7 @@ class OpenMicrobatch:
 
 @dataclass
 class OpenUpdate:
-    """An update while it is open."""
+    """An update while it is open; ``unseen`` if it had a gradient from no forward that was seen."""
 
     number: int
     microbatches: list[OpenMicrobatch] = field(default_factory=list)
@@ -67,7 +69,9 @@ class OpenUpdate:
     after: Tensors = field(default_factory=dict)
     optimizers: dict[int, OptimizerTrace] = field(default_factory=dict)
     attempted: bool = False
+    unseen: bool = False
     ran: set[int] = field(default_factory=set)
+    scaler: GradScaler | None = None
     scale: float | None = None
     scale_after: float | None = None
     unscaled: bool = False
@@ -86,8 +90,9 @@ class OpenUpdate:
             gradient = self.accumulated
             if self.scale is not None:
                 gradient = divided(gradient, self.scale)
+        used = self.used()
         return UpdateTrace(
-            microbatches=tuple(m.freeze() for m in self.used()),
+            microbatches=tuple(m.freeze() for m in used),
             start=self.start,
             gradient=self.clipped if gradient is None else gradient,
             clipped=self.clipped,
@@ -102,6 +107,7 @@ class OpenUpdate:
             clip_bounds=tuple(self.clip_bounds),
             clipped_scaled=self.clipped_scaled,
             norm_taken=self.normed is not None,
+            observed=bool(used) or not self.unseen,
         )
 
 

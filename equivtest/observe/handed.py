@@ -10,6 +10,8 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
+from equivtest.observe.hooks import unwrapped
+
 
 @dataclass
 class _Batch:
@@ -53,11 +55,8 @@ class HandedOut:
 
 
 def _in_memory(leaves: Sequence[Any]) -> list[Tensor]:
-    return [
-        leaf
-        for leaf in leaves
-        if isinstance(leaf, Tensor) and leaf.layout is torch.strided and leaf.numel()
-    ]
+    tensors = [unwrapped(leaf) for leaf in leaves if isinstance(leaf, Tensor)]
+    return [t for t in tensors if t.layout is torch.strided and t.numel()]
 
 
 def _memory_of(tensor: Tensor) -> tuple[int, int]:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 
 import torch
 from torch import Tensor
+from torch.autograd import graph
 
 
 class _Saved:
@@ -49,8 +50,41 @@ class GraphMemory:
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        with torch.autograd.graph.saved_tensors_hooks(self._pack, _unpack):
-            yield
+        disable = graph.disable_saved_tensors_hooks
+        graph.disable_saved_tensors_hooks = self._stepping_aside(disable)  # type: ignore[assignment]
+        try:
+            with graph.saved_tensors_hooks(self._pack, _unpack):
+                yield
+        finally:
+            graph.disable_saved_tensors_hooks = disable
+
+    def sees(self) -> bool:
+        """Whether what is saved now is seen: of several hooks (a checkpoint's) the last has it."""
+        top = torch._C._autograd._top_saved_tensors_default_hooks(True)
+        return top is not None and top[0] == self._pack
+
+    def _stepping_aside(
+        self, disable: Callable[[str], AbstractContextManager[None]]
+    ) -> Callable[[str], AbstractContextManager[None]]:
+        """``disable``, for which these hooks are no hooks: ``torch.func`` refuses to run with any.
+
+        What a transform saves is then not counted.
+        """
+
+        @contextmanager
+        def disabled(message: str) -> Iterator[None]:
+            if not self.sees():
+                with disable(message):
+                    yield
+                return
+            torch._C._autograd._pop_saved_tensors_default_hooks()
+            try:
+                with disable(message):
+                    yield
+            finally:
+                torch._C._autograd._push_saved_tensors_default_hooks(self._pack, _unpack)
+
+        return disabled
 
     def _pack(self, tensor: Tensor) -> _Saved:
         if tensor.is_floating_point() or tensor.is_complex():

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from equivtest.observe.hooks import in_transform, unwrapped
 from equivtest.observe.trace import State
 
 Names = Mapping[int, str]
@@ -25,6 +26,7 @@ class Snapshots:
         self._last: dict[tuple[str, str], Tensor] = {}
 
     def tensor(self, kind: str, name: str, value: Tensor) -> Tensor:
+        value = unwrapped(value)
         last = self._last.get((kind, name))
         if last is not None and same_bits(last, value):
             return last
@@ -42,10 +44,21 @@ class ModelState:
     def __init__(self, module: nn.Module) -> None:
         self._module = module
         self._snapshots = Snapshots()
+        self._known = dict(module.named_parameters())
+
+    def _named(self) -> Iterator[tuple[str, Tensor]]:
+        """The parameters, asked anew since a loop may replace one.
+
+        Inside a ``functional_call`` the module holds the call's tensors in their place.
+        """
+        for name, parameter in self._module.named_parameters():
+            if isinstance(parameter, nn.Parameter):
+                self._known[name] = parameter
+            yield name, self._known.get(name, parameter)
 
     def names(self) -> dict[int, str]:
-        """Parameter names by the parameter's ``id``; asked anew, since a loop may replace one."""
-        return {id(p): name for name, p in self._module.named_parameters()}
+        """Parameter names by the parameter's ``id``."""
+        return {id(p): name for name, p in self._named()}
 
     def now(self) -> State:
         """Parameters and buffers."""
@@ -54,22 +67,29 @@ class ModelState:
         )
 
     def parameters(self) -> dict[str, Tensor]:
-        return self._snapshots.tensors("parameter", self._module.named_parameters())
+        return self._snapshots.tensors("parameter", self._named())
 
     def gradients(self) -> dict[str, Tensor | None]:
         """Gradients of the trained parameters; None stays None."""
         return {
             name: None if p.grad is None else self._snapshots.tensor("gradient", name, p.grad)
-            for name, p in self._module.named_parameters()
+            for name, p in self._named()
             if p.requires_grad
         }
+
+    def gradient_versions(self) -> list[tuple[int, int] | None]:
+        """What changes with every change of a gradient."""
+        held = (p.grad for _, p in self._named())
+        return [None if g is None else (id(g), g._version) for g in held]
 
     def is_first_gradient(self, tensors: Any) -> bool:
         """Whether ``tensors`` is, or begins with, the gradient of the first parameter with one."""
         first = tensors[0] if isinstance(tensors, (list, tuple)) and tensors else tensors
-        if not isinstance(first, Tensor) or first.layout is not torch.strided:
+        if not isinstance(first, Tensor) or in_transform(first):
             return False
-        held = (p.grad for p in self._module.parameters() if p.grad is not None)
+        if first.layout is not torch.strided:
+            return False
+        held = (p.grad for _, p in self._named() if p.grad is not None)
         gradient = next(held, None)
         return (
             gradient is not None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from torch import Tensor
@@ -14,6 +14,9 @@ from equivtest.observe.rng import RandomState
 Tensors = Mapping[str, Tensor]
 Gradients = Mapping[str, Tensor | None]
 """Gradient by parameter name; None where autograd left none, which is not the same as zero."""
+
+OptimizerState = Mapping[str, Mapping[str, Any]]
+"""State of an optimizer by parameter name and key."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +51,8 @@ class MicrobatchTrace:
         factors: by what each total was multiplied before backward (the gradient that reached it),
             or None where none did.
         rng: the generators' state before the forward, where the forward drew from one.
-        dtypes: floating dtypes that autograd saved in the forward.
+        dtypes: floating dtypes that autograd saved in the forward and that it gave; empty where
+            they were not seen.
         reduces: the wrapper would reduce with this microbatch's backward.
         broadcast: buffers were broadcast before the forward.
         peak_bytes: most bytes that the autograd graph held, up to this microbatch's backward.
@@ -83,8 +87,8 @@ class OptimizerTrace:
     kind: type[Optimizer]
     defaults: Mapping[str, Any]
     groups: tuple[tuple[tuple[str, ...], Mapping[str, Any]], ...]
-    state_before: Mapping[str, Mapping[str, Any]]
-    state_after: Mapping[str, Mapping[str, Any]]
+    state_before: OptimizerState
+    state_after: OptimizerState
     closures: int = 0
     applied: bool = False
 
@@ -110,6 +114,8 @@ class UpdateTrace:
         clip_bounds: bounds of the clips that were seen between last backward and update.
         norm_taken: ``gradient`` is what a norm was last taken of, where no clip was seen.
         clipped_scaled: a clip was seen on gradients that were still scaled.
+        observed: False where gradients came and no forward was seen (``module.forward`` called
+            past the module's hooks): microbatches and examples are then unknown, not absent.
     """
 
     microbatches: tuple[MicrobatchTrace, ...]
@@ -127,6 +133,7 @@ class UpdateTrace:
     clip_bounds: tuple[float, ...] = ()
     clipped_scaled: bool = False
     norm_taken: bool = False
+    observed: bool = True
 
 
 @dataclass(frozen=True)
@@ -137,6 +144,9 @@ class Trace:
         updates: the attempted updates.
         left_over: microbatches that ran after the last attempted update.
         groups_after: param groups when the loop ended, as in ``OptimizerTrace.groups``.
+        state_after: state when the loop ended, by the names of an optimizer's parameters
+            (``OptimizerTrace.names``), of every optimizer that was attempted.
+        averages_after: the shadow of the weights when the loop ended.
         refusal: why torch cannot run the case here; nothing else was recorded then.
     """
 
@@ -145,4 +155,6 @@ class Trace:
     events: tuple[Event, ...] = ()
     left_over: int = 0
     groups_after: tuple[tuple[tuple[tuple[str, ...], Mapping[str, Any]], ...], ...] = ()
+    state_after: Mapping[frozenset[str], OptimizerState] = field(default_factory=dict)
+    averages_after: Tensors = field(default_factory=dict)
     refusal: str | None = None

@@ -1,0 +1,182 @@
+"""What is watched of an update: loss scale, clip, the optimizer's attempt and its end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch.amp import GradScaler
+from torch.optim import Optimizer
+
+from equivtest.experiment import Rank
+from equivtest.observe.building import divided
+from equivtest.observe.recording import Recording
+from equivtest.observe.snapshot import hyperparameters
+from equivtest.observe.trace import OptimizerTrace
+
+NORMS = (
+    (torch, "norm"),
+    (torch, "_foreach_norm"),
+    (torch.linalg, "norm"),
+    (torch.linalg, "vector_norm"),
+)
+"""Functions that a clip written by hand takes the norm with (``Tensor.norm`` calls the first)."""
+
+
+class UpdateRecording(Recording):
+    """Records what happens between the last backward of a group and the end of its update."""
+
+    def __init__(self, rank: Rank, planned: Sequence[int], note: Callable[[str], None]) -> None:
+        super().__init__(rank, planned, note)
+        self._scaler: GradScaler | None = None
+        self._closures = 0
+
+    # -- loss scale
+
+    def _on_scale(self, scaler: GradScaler, *_: Any, **__: Any) -> None:
+        self._scaler = scaler
+
+    def _note_scale(self) -> None:
+        """The scale of a backward; the loop may scale with a scaler of its own."""
+        update = self._open
+        scaler = self._scaler or self._rank.scaler
+        if update.scaler is None and scaler is not None and scaler.is_enabled():
+            update.scaler, update.scale = scaler, float(scaler.get_scale())
+
+    def _note_own(self, scaler: GradScaler) -> None:
+        """A scaler that unscales and was not seen to scale: its class scales in its own way."""
+        if self._scaler is None and scaler.is_enabled():
+            self._scaler = self._open.scaler = scaler
+            self._open.scale = float(scaler.get_scale())
+
+    def _on_unscale(self, scaler: GradScaler, *_: Any, **__: Any) -> None:
+        self._open.unscaled = True
+        self._note_own(scaler)
+        self._event("unscale")
+
+    def _on_scaler_update(self, scaler: GradScaler, *_: Any, **__: Any) -> None:
+        if scaler.is_enabled() and self._open.scaler in (None, scaler):
+            self._open.scale_after = float(scaler.get_scale())
+            self._event("scaler update", f"scale {self._open.scale_after:g}")
+
+    # -- clip
+
+    def _on_norm(self, tensors: Any, *_: Any, **__: Any) -> None:
+        """A clip written by hand is seen by no hook, but it takes the gradient's norm first."""
+        update = self._open
+        if self._rank.clip_norm is None:
+            return
+        ended = update.microbatches[-1].ended if update.microbatches else update.unseen
+        if ended and self._model.is_first_gradient(tensors):
+            update.normed = self._model.gradients()
+            if update.scale is not None and not update.unscaled:
+                update.normed = divided(update.normed, update.scale)
+
+    def _on_clip(self, parameters: Any, max_norm: float, *_: Any, **__: Any) -> None:
+        update = self._open
+        if update.gradient is None:
+            update.gradient = self._model.gradients()
+            if update.scale is not None and not update.unscaled:
+                update.gradient = divided(update.gradient, update.scale)
+                update.clipped_scaled = True
+        update.clip_bounds.append(float(max_norm))
+        self._event("clip", f"bound {float(max_norm):g}")
+
+    # -- attempt
+
+    def _on_attempt(self, scaler: GradScaler, optimizer: Optimizer, *_: Any, **__: Any) -> None:
+        if scaler.is_enabled():
+            self._attempt(optimizer)
+            self._note_own(scaler)
+
+    def _on_attempted(self, scaler: GradScaler, optimizer: Optimizer, *_: Any, **__: Any) -> None:
+        if scaler.is_enabled() and id(optimizer) not in self._open.ran:
+            self._open.after = self._model.parameters()
+            self._event("update skipped")
+
+    def _on_update(self, optimizer: Optimizer, args: Any, kwargs: Any) -> Any:
+        closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
+        if not callable(closure):
+            if id(optimizer) not in self._open.optimizers or id(optimizer) in self._open.ran:
+                self._attempt(optimizer)
+            else:
+                self._refresh(optimizer)
+            return None
+        self._closures, self._again = 0, False
+
+        def watched_closure(*a: Any, **k: Any) -> Any:
+            result = closure(*a, **k)
+            self._closures += 1
+            if self._closures == 1:
+                self._attempt(optimizer)
+                self._again = True  # what it evaluates next is no microbatch of the plan
+            return result
+
+        if "closure" in kwargs:
+            return args, {**kwargs, "closure": watched_closure}
+        return (args[0], watched_closure, *args[2:]), kwargs
+
+    def _attempt(self, optimizer: Optimizer) -> None:
+        """The loop asks for an update: a second time by one optimizer makes another update."""
+        if id(optimizer) in self._open.optimizers:
+            self._close()
+        own = self._own(optimizer)
+        if not own:
+            return
+        self._attempted.pop(id(optimizer), None)
+        self._attempted[id(optimizer)] = optimizer  # the last one attempted comes last
+        update = self._open
+        update.attempted = True
+        if update.start is None:
+            update.start = self._model.now()
+        state = self._model.optimizer_state(optimizer)
+        update.optimizers[id(optimizer)] = OptimizerTrace(
+            kind=type(optimizer),
+            defaults=dict(optimizer.defaults),
+            groups=hyperparameters(optimizer, self._model.names()),
+            state_before=state,
+            state_after=state,
+        )
+        if not update.before:
+            update.before = self._model.parameters()
+        self._take_gradients(own)
+        self._event("update attempted", type(optimizer).__name__)
+
+    def _refresh(self, optimizer: Optimizer) -> None:
+        """The optimizer runs now: a scaler may have unscaled since the attempt."""
+        seen = self._open.optimizers.get(id(optimizer))
+        if seen is None:
+            return
+        self._take_gradients(seen.names)
+        scale = getattr(optimizer, "grad_scale", None)
+        if scale is not None:  # a fused optimizer is handed scaled gradients and takes it out
+            held = {name: self._open.clipped.get(name) for name in seen.names}
+            self._open.clipped.update(divided(held, float(scale)))
+
+    def _take_gradients(self, own: Collection[str]) -> None:
+        """Gradients at the update: an optimizer's own, and at the first attempt all others'."""
+        clipped = self._open.clipped
+        for name, gradient in self._model.gradients().items():
+            if name in own or name not in clipped:
+                clipped[name] = gradient
+
+    def _on_updated(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        self._again = False
+        update = self._open
+        seen = update.optimizers.get(id(optimizer))
+        if seen is None:
+            return
+        found_inf = getattr(optimizer, "found_inf", None)
+        skipped = found_inf is not None and bool(found_inf)  # a fused optimizer skips inside
+        update.optimizers[id(optimizer)] = replace(
+            seen,
+            state_after=self._model.optimizer_state(optimizer),
+            closures=self._closures,
+            applied=not skipped,
+        )
+        self._closures = 0
+        update.ran.add(id(optimizer))
+        update.after = self._model.parameters()
+        self._event("update skipped" if skipped else "update applied", type(optimizer).__name__)
