@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from equivtest.arms.case import Case
 from equivtest.compare.cause import Cause
 from equivtest.compare.verdict import Finding
-from equivtest.observe.trace import Trace
+from equivtest.observe.trace import MicrobatchTrace, Trace, UpdateTrace
 from equivtest.plan import GroupLayout
 
 
@@ -22,7 +22,7 @@ def counters(case: Case, trace: Trace) -> Iterator[Finding]:
         )
     for u, (update, group) in enumerate(zip(trace.updates, case.groups, strict=False)):
         planned = len(group.ids[rank])
-        if len(update.microbatches) != planned:
+        if update.observed and len(update.microbatches) != planned:
             yield Finding(
                 Cause.COUNTERS,
                 f"update {u} of rank {rank} follows {len(update.microbatches)} microbatches: the "
@@ -67,25 +67,45 @@ def examples(case: Case, trace: Trace) -> Iterator[Finding]:
             )
 
 
+def unobserved(trace: Trace) -> Iterator[str]:
+    """A note on updates whose forwards were not seen, and so not counted."""
+    odd = [u for u, update in enumerate(trace.updates) if not update.observed]
+    if odd:
+        yield (
+            f"no forward of update {_some(odd)} of rank {trace.rank} was observed, though "
+            "gradients came (module.forward(...) in place of module(...) passes hooks by): "
+            "microbatches, examples and dtypes are unknown there and not judged"
+        )
+
+
 def precision_applied(
     case: Case, trace: Trace, seen_in_replay: frozenset[str]
 ) -> Iterator[Finding]:
-    """The low dtype that the replay's forward used is among those that the candidate's did."""
-    if case.precision.autocast is None:
+    """The low dtype that the replay's forwards used is among those of each of the candidate's."""
+    if case.precision.autocast is None or str(case.precision.autocast) not in seen_in_replay:
         return
     low = str(case.precision.autocast)
-    for u, update in enumerate(trace.updates):
-        seen = sorted({dtype for m in update.microbatches for dtype in m.dtypes})
-        if low in seen_in_replay and update.microbatches and low not in seen:
+    for u, (update, group) in enumerate(zip(trace.updates, case.groups, strict=False)):
+        without = _without(low, update, group.ids[trace.rank].count(()))
+        if without:
+            seen = sorted({dtype for m in without for dtype in m.dtypes})
             yield Finding(
                 Cause.NOT_APPLIED,
-                f"the forwards of update {u} of rank {trace.rank} saved "
-                f"{', '.join(seen) or 'nothing'}; under {case.precision.name} they save "
+                f"{len(without)} of {len(update.microbatches)} forwards of update {u} of rank "
+                f"{trace.rank} saved {', '.join(seen)}; under {case.precision.name} they save "
                 f"{', '.join(sorted(seen_in_replay))}",
                 update=u,
                 rank=trace.rank,
             )
             return
+
+
+def _without(low: str, update: UpdateTrace, empty: int) -> list[MicrobatchTrace]:
+    """Microbatches seen without ``low``; of the unknown ones ``empty`` may hold no example."""
+    without = [m for m in update.microbatches if m.dtypes and low not in m.dtypes]
+    known = [m for m in without if m.ids]
+    unknown = [m for m in without if m.ids is None]
+    return known + unknown[empty:]
 
 
 def scheduler_calls(unit: str, trace: Trace, groups: Sequence[GroupLayout], u: int) -> int:

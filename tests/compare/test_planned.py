@@ -1,6 +1,7 @@
 """Counters, examples and precision against the plan, on traces written by hand."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -9,7 +10,7 @@ from equivtest import Plan
 from equivtest.arms.case import Case
 from equivtest.compare import planned
 from equivtest.observe.trace import MicrobatchTrace, State, Trace, UpdateTrace
-from equivtest.plan import layout
+from equivtest.plan import GroupLayout, layout
 from equivtest.precision import precision
 
 # Rank 0 of m2-A2-D2 over eight examples: (0, 1) and (2, 3), in each of two updates.
@@ -66,6 +67,15 @@ def test_another_number_of_microbatches_is_said_with_both_numbers() -> None:
     ]
 
 
+def test_microbatches_that_were_not_observed_are_noted_and_not_counted() -> None:
+    unseen = replace(an_update([]), observed=False)
+    trace = Trace(0, (unseen, RIGHT))
+    assert texts(planned.counters(CASE, trace)) == []
+    (note,) = planned.unobserved(trace)
+    assert note.startswith("no forward of update 0 of rank 0 was observed")
+    assert list(planned.unobserved(Trace(0, (RIGHT, RIGHT)))) == []
+
+
 def test_microbatches_that_no_update_uses_are_said() -> None:
     ((cause, text),) = texts(planned.counters(CASE, Trace(0, (RIGHT, RIGHT), left_over=3)))
     assert cause == "differs.counters"
@@ -114,11 +124,32 @@ def applied(dtypes: tuple[str, ...], seen_in_replay: frozenset[str] = LOW) -> li
 
 def test_a_forward_that_never_saw_the_low_dtype_did_not_run_under_autocast() -> None:
     assert applied(("torch.float32",)) == ["prec.not_applied"]
-    assert applied(()) == ["prec.not_applied"]
 
 
 def test_a_forward_that_saw_the_low_dtype_ran_under_autocast() -> None:
     assert applied(("torch.bfloat16", "torch.float32")) == []
+
+
+def test_dtypes_that_were_not_seen_say_nothing() -> None:
+    assert applied(()) == []
+
+
+def test_each_forward_that_was_seen_ran_under_autocast() -> None:
+    right = MicrobatchTrace((0, 1), dtypes=("torch.bfloat16",))
+    bare = MicrobatchTrace((2, 3), dtypes=("torch.float32",))
+    mixed = replace(an_update([]), microbatches=(right, bare))
+    ((cause, text),) = texts(planned.precision_applied(CASE, Trace(0, (RIGHT, mixed)), LOW))
+    assert cause == "prec.not_applied"
+    assert text.startswith("1 of 2 forwards of update 1 of rank 0 saved torch.float32")
+
+
+@pytest.mark.parametrize(("empty", "said"), [(1, 0), (0, 1)])
+def test_a_forward_of_no_example_may_run_without_autocast(empty: int, said: int) -> None:
+    case = replace(CASE, groups=(GroupLayout(0, 0, (((0, 1), *[()] * empty),)),))
+    right = MicrobatchTrace((0, 1), dtypes=("torch.bfloat16",))
+    unknown = MicrobatchTrace(None, dtypes=("torch.float32",))
+    mixed = replace(an_update([]), microbatches=(right, unknown))
+    assert len(list(planned.precision_applied(case, Trace(0, (mixed,)), LOW))) == said
 
 
 def test_a_model_that_autocast_leaves_alone_cannot_tell() -> None:
