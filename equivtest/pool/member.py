@@ -24,12 +24,17 @@ class Member:
         self.birth = Birth(token, rank, threads)
         self.sock, self._their_sock = socket.socketpair()
         self.sock.settimeout(_MESSAGE_LIMIT_S)
-        self._output = AnonymousFile.create("equivtest-output")
-        self._stacks = AnonymousFile.create("equivtest-stacks")
-        self._notes_file = AnonymousFile.create("equivtest-notes")
-        os.ftruncate(self._notes_file.fd, NOTES_BYTES)
-        self._notes = Notes(self._notes_file.fd)
-        self.dumped, self._their_dumped = os.pipe()
+        try:
+            self._output = AnonymousFile.create("equivtest-output")
+            self._stacks = AnonymousFile.create("equivtest-stacks")
+            self._notes_file = AnonymousFile.create("equivtest-notes")
+            os.ftruncate(self._notes_file.fd, NOTES_BYTES)
+            self._notes = Notes(self._notes_file.fd)
+            self.dumped, self._their_dumped = os.pipe()
+        except OSError:  # no more files; the anonymous ones close themselves
+            self.sock.close()
+            self._their_sock.close()
+            raise
         os.set_blocking(self.dumped, False)
         self.ledger = Ledger()
         self.pid: int | None = None

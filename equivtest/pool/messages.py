@@ -1,6 +1,6 @@
 """The vocabulary between controller, nursery and workers.
 
-Controller to nursery: `fork` (Birth, with the worker's descriptors) and `signal` (token, number).
+Controller to nursery: `fork` (Birth, with the worker's descriptors) and `signal` (tokens, number).
 Nursery to controller: `ready`, `forked` (token, pid), `exited` (token, wait status).
 Controller to worker: `world` (WorldOrder), `keep` (digest), `drop` (digest), `job` (JobOrder).
 Worker to controller: `returned` (Returned) or `raised` (Raised).

@@ -95,9 +95,10 @@ class _Nursery:
         if frame.kind == "fork":
             self._fork(frame.meta, frame.fds, selector)
         elif frame.kind == "signal":
-            token, number = frame.meta
-            if token in self._pids:  # not reaped yet, so the pid is still this worker's
-                _signal(self._pids[token], number)
+            tokens, number = frame.meta
+            for token in tokens:
+                if token in self._pids:  # not reaped yet, so the pid is still this worker's
+                    _signal(self._pids[token], number)
 
     def _fork(self, birth: Birth, fds: tuple[int, ...], selector: selectors.BaseSelector) -> None:
         parent = os.getpid()

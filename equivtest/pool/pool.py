@@ -16,10 +16,10 @@ from typing import Any
 from equivtest.pool.channel import Closed, Frame, pack, send_packed
 from equivtest.pool.codec import Blob, decode, encode
 from equivtest.pool.exchange import Exchange
-from equivtest.pool.failure import PoolError
+from equivtest.pool.failure import PoolError, RankFailed
 from equivtest.pool.member import Member
 from equivtest.pool.messages import JobOrder, WorldOrder
-from equivtest.pool.processes import Processes
+from equivtest.pool.processes import ForkFailed, Processes
 from equivtest.pool.shared import Shared
 
 _WORLD_LIMIT_S = 60.0
@@ -122,13 +122,24 @@ class Pool:
         processes = self._started()
         self._drop([m for m in self._ranks.values() if processes.dead_or_dying(m)])
         absent = [rank for rank in range(size) if rank not in self._ranks]
-        for rank, member in zip(absent, processes.fork(absent) if absent else [], strict=True):
-            self._ranks[rank] = member
+        try:
+            forked = processes.fork(absent) if absent else []
+        except ForkFailed as error:
+            born = size - len(absent) + error.born
+            raise PoolError(f"{size} ranks were asked for, but {born} came up: {error}") from error
+        self._ranks.update(zip(absent, forked, strict=True))
         members = [self._ranks[rank] for rank in range(size)]
         if size not in self._worlds:
             path = os.path.join(processes.directory, f"group-{next(self._serial)}")
             frame = Frame("world", WorldOrder(size, path))
-            self._exchange(members, pack(frame), (), _WORLD_LIMIT_S, solo=False)
+            try:
+                self._exchange(members, pack(frame), (), _WORLD_LIMIT_S, solo=False)
+            except RankFailed as failure:
+                why = str(failure).partition("\n")[0]
+                failure.args = (
+                    f"{size} ranks were asked for and came up, but made no process group: {why}",
+                )
+                raise
             self._worlds.add(size)
         return members
 

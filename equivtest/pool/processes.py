@@ -21,12 +21,22 @@ from equivtest.pool.failure import PoolError
 from equivtest.pool.member import Member
 
 _START_LIMIT_S = 180.0
+_FORK_LIMIT_S = 60.0
+_FORKED_AT_ONCE = 32
 _END_LIMIT_S = 10.0
 _DUMP_LIMIT_S = 2.0
 _MAIN = (
     "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
     "from equivtest.pool.nursery import main; main(int(sys.argv[2]), int(sys.argv[3]), sys.argv[4])"
 )
+
+
+class ForkFailed(PoolError):
+    """Not all workers came up, of which `born` did; none of them is left."""
+
+    def __init__(self, message: str, born: int) -> None:
+        super().__init__(message)
+        self.born = born
 
 
 class Processes:
@@ -73,17 +83,29 @@ class Processes:
     def fork(self, ranks: Iterable[int | None]) -> list[Member]:
         """New workers, alive when this returns."""
         self._wait_until(lambda: self._ready, "import torch")
-        members = []
-        for rank in ranks:
-            member = Member(next(self._tokens), rank, self._threads)
-            self._members[member.birth.token] = member
-            members.append(member)
-            with self._nursery_needed("fork"):
-                send(self._control, Frame("fork", member.birth, fds=member.fds))
-        self._wait_until(lambda: all(m.pid is not None for m in members), "fork")
+        members: list[Member] = []
+        deadline = time.monotonic() + _FORK_LIMIT_S
+        try:
+            for rank in ranks:
+                if len(members) % _FORKED_AT_ONCE == 0:
+                    self._wait_for(members, deadline)
+                member = Member(next(self._tokens), rank, self._threads)
+                self._members[member.birth.token] = member
+                members.append(member)
+                with self._nursery_needed("fork"):
+                    send(self._control, Frame("fork", member.birth, fds=member.fds))
+            self._wait_for(members, deadline)
+        except (OSError, PoolError) as error:
+            born = sum(m.pid is not None for m in members)
+            self.end(members)
+            raise ForkFailed(str(error), born) from error
         for member in members:
             self._selector.register(member.sock, selectors.EVENT_READ, member)
         return members
+
+    def _wait_for(self, members: list[Member], deadline: float) -> None:
+        # Also keeps both sides from filling each other's buffers, and then waiting for each other.
+        self._wait_until(lambda: all(m.pid is not None for m in members), "fork", deadline)
 
     @contextlib.contextmanager
     def _nursery_needed(self, purpose: str) -> Iterator[None]:
@@ -93,8 +115,10 @@ class Processes:
             self._lose()
             raise self._nursery_error(purpose) from None
 
-    def _wait_until(self, reached: Callable[[], bool], purpose: str) -> None:
-        deadline = time.monotonic() + _START_LIMIT_S
+    def _wait_until(
+        self, reached: Callable[[], bool], purpose: str, deadline: float | None = None
+    ) -> None:
+        deadline = deadline or time.monotonic() + _START_LIMIT_S
         while not reached():
             if self.lost or time.monotonic() > deadline:
                 raise self._nursery_error(purpose)
@@ -102,10 +126,9 @@ class Processes:
 
     def _nursery_error(self, purpose: str) -> PoolError:
         status = self._nursery.poll()
-        how = "is not ready" if status is None else f"ended with status {status}"
-        return PoolError(
-            f"the process that forks the ranks {how}; it was to {purpose}.\n{self._log.tail()}"
-        )
+        how = "has not done it in time" if status is None else f"ended with status {status}"
+        message = f"the process that forks the ranks was to {purpose} and {how}\n{self._log.tail()}"
+        return PoolError(message.strip())
 
     def poll(self, deadline: float) -> list[tuple[Member, Frame | None]]:
         """Wait for news until the deadline: frames of workers, or `None` for one that has died."""
@@ -177,8 +200,9 @@ class Processes:
     def dump_stacks(self, members: list[Member]) -> None:
         """Let living workers write their Python stacks, and wait until they have."""
         with selectors.DefaultSelector() as selector:
-            for member in members:
-                if not member.gone and self._signal(member, signal.SIGUSR1):
+            alive = [member for member in members if not member.gone]
+            if self._signal(alive, signal.SIGUSR1):
+                for member in alive:
                     selector.register(member.dumped, selectors.EVENT_READ)
             deadline = time.monotonic() + _DUMP_LIMIT_S
             while selector.get_map() and (left := deadline - time.monotonic()) > 0:
@@ -190,9 +214,7 @@ class Processes:
     def end(self, members: Iterable[Member]) -> None:
         """Kill workers; none of them runs when this returns."""
         doomed = list(members)
-        for member in doomed:
-            if not member.gone:
-                self._signal(member, signal.SIGKILL)
+        self._signal([member for member in doomed if not member.gone], signal.SIGKILL)
         deadline = time.monotonic() + _END_LIMIT_S
         while not self.lost and any(not m.gone for m in doomed) and time.monotonic() < deadline:
             self.poll(deadline)
@@ -201,9 +223,10 @@ class Processes:
                 self._bury(member, None)
             member.close()
 
-    def _signal(self, member: Member, number: int) -> bool:
+    def _signal(self, members: list[Member], number: int) -> bool:
+        tokens = [member.birth.token for member in members]
         try:
-            send(self._control, Frame("signal", (member.birth.token, int(number))))
+            send(self._control, Frame("signal", (tokens, int(number))))
         except (Closed, OSError):
             return False
         return True

@@ -1,6 +1,7 @@
 """A rank that fails ends its job only, and is named."""
 
 import os
+import resource
 import signal
 import sys
 import threading
@@ -11,7 +12,49 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from equivtest.pool import Pool, PoolError, RankFailed, Seat, Timeout
+from equivtest.pool import Pool, PoolError, RankFailed, Seat, Timeout, processes
+from equivtest.pool import pool as pool_module
+
+
+def test_more_ranks_than_come_up_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(processes, "_FORK_LIMIT_S", 0.3)
+    pool = Pool()
+    try:
+        pool.solo(lambda seat: None)
+        with pytest.raises(
+            PoolError, match=r"^1000 ranks were asked for, but \d+ came up: [^\n]*$"
+        ):
+            pool.run(lambda seat: None, D=1000)
+        assert healthy(pool)
+    finally:
+        pool.close()
+
+
+def test_ranks_that_cannot_be_opened_are_counted() -> None:
+    pool = Pool()
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        pool.solo(lambda seat: None)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/dev/fd")) + 60, hard))
+        with pytest.raises(PoolError, match=r"^40 ranks .* came up: .*Too many open files$"):
+            pool.run(lambda seat: None, D=40)
+        assert healthy(pool)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        pool.close()
+
+
+def test_ranks_that_make_no_group_in_time_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pool_module, "_WORLD_LIMIT_S", 0.0)
+    pool = Pool()
+    try:
+        message = "^3 ranks were asked for and came up, but made no process group: [^\n]*$"
+        with pytest.raises(Timeout, match=message):
+            pool.run(lambda seat: None, D=3)
+        monkeypatch.undo()
+        assert healthy(pool)
+    finally:
+        pool.close()
 
 
 def healthy(pool: Pool, size: int = 2) -> bool:
