@@ -277,3 +277,42 @@ def test_a_mean_where_a_sum_belongs_is_told_so() -> None:
     verdict = check(experiment(loss=mean), PLAN, precision="fp64")
     assert verdict.status == "unexplained"
     assert 'reduction="sum"' in verdict.findings[0].text
+
+
+# -- what is left after the last update, on every rank
+
+
+def test_state_cleared_after_the_last_update_is_found() -> None:
+    def loop(rank: Rank) -> None:
+        plain(rank)
+        for state in rank.optimizer.state.values():
+            state["exp_avg"].zero_()
+
+    verdict = check(experiment(), PLAN, loop=loop)
+    assert verdict.cause == "differs.state"
+    assert "after the last update" in verdict.findings[0].text
+
+
+def test_a_learning_rate_that_one_rank_changes_at_the_end_is_found() -> None:
+    def loop(rank: Rank) -> None:
+        plain(rank)
+        if rank.dp_rank == 1:
+            rank.optimizer.param_groups[0]["lr"] /= 2
+
+    verdict = check(experiment(), PLAN, loop=loop)
+    assert verdict.cause == "differs.ranks"
+    assert "lr=0.0005" in verdict.findings[0].text
+
+
+def test_a_forward_past_the_hooks_is_said_and_not_called_a_fault() -> None:
+    def loop(rank: Rank) -> None:
+        def objective(r: Rank, batch: Batch, group: Any) -> Tensor:
+            logits = r.module.forward(batch["x"])
+            return F.cross_entropy(logits, batch["y"], reduction="sum") / group.count
+
+        run(rank, objective)
+
+    alone = Plan(2, 4, 1)
+    verdict = check(experiment(), alone, loop=loop)
+    assert verdict.status == "equivalent", verdict.explain()
+    assert any("observed" in note for note in verdict.notes)

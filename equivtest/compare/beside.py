@@ -123,6 +123,8 @@ def candidate_loss(
 ) -> float | None:
     """The candidate's normalised loss, where its losses are those that the replay made."""
     total = 0.0
+    if not all(update.observed for update in seen):
+        return None
     for rank, update in enumerate(seen):
         for k, microbatch in enumerate(update.microbatches):
             terms = replay.terms.get((rank, k))

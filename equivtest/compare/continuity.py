@@ -18,6 +18,10 @@ from equivtest.compare.verdict import Finding
 from equivtest.observe.trace import Tensors, Trace, UpdateTrace
 
 
+Groups = Sequence[tuple[tuple[str, ...], Mapping[str, Any]]]
+"""Param groups: names of the parameters, and hyperparameters."""
+
+
 def continuity(trace: Trace, initial: Tensors) -> Iterator[Finding]:
     """Everything that moved between or inside updates without being declared."""
     previous: UpdateTrace | None = None
@@ -36,6 +40,12 @@ def continuity(trace: Trace, initial: Tensors) -> Iterator[Finding]:
         yield from _same(
             trace.rank, last, previous.after, previous.end.parameters, "after the last update"
         )
+        for optimizer in previous.optimizers:
+            left = trace.state_after.get(optimizer.names)
+            if left is not None:
+                yield from _same_state(
+                    trace.rank, last, optimizer.state_after, left, "after the last update"
+                )
 
 
 def _first(rank: int, update: UpdateTrace, initial: Tensors) -> Iterator[Finding]:
@@ -63,7 +73,8 @@ def _between(rank: int, u: int, previous: UpdateTrace, update: UpdateTrace) -> I
     for optimizer in update.optimizers:
         before = next((o for o in previous.optimizers if o.names == optimizer.names), None)
         if before is not None:
-            yield from _same_state(rank, u, before.state_after, optimizer.state_before)
+            when = f"between update {u - 1} and {u}"
+            yield from _same_state(rank, u, before.state_after, optimizer.state_before, when)
     if previous.scale_after is not None and update.scale not in (None, previous.scale_after):
         yield Finding(
             Cause.STATE,
@@ -93,8 +104,8 @@ def _same_state(
     u: int,
     expected: Mapping[str, Mapping[str, Any]],
     found: Mapping[str, Mapping[str, Any]],
+    when: str,
 ) -> Iterator[Finding]:
-    when = f"between update {u - 1} and {u}"
     lost = sorted(n for n in expected if expected[n] and not found.get(n))
     if lost:
         yield Finding(
@@ -210,6 +221,7 @@ def _disagreements(first: Trace, other: Trace) -> Iterator[Finding]:
             ("gradient", a.gradient, b.gradient),
             ("clipped gradient", a.clipped, b.clipped),
             ("parameter after the update", a.after, b.after),
+            ("average of weights", a.averages, b.averages),
         ):
             odd = [n for n in mine if not same_values(mine[n], theirs.get(n))]
             if odd:
@@ -225,3 +237,31 @@ def _disagreements(first: Trace, other: Trace) -> Iterator[Finding]:
                     tolerance=0.0,
                 )
                 break
+        yield from _other_hyperparameters(
+            other.rank,
+            f"at update {u}",
+            [optimizer.groups for optimizer in a.optimizers],
+            [optimizer.groups for optimizer in b.optimizers],
+        )
+    yield from _other_hyperparameters(
+        other.rank, "when the loop ends", first.groups_after, other.groups_after
+    )
+
+
+def _other_hyperparameters(
+    rank: int, when: str, mine: Sequence[Groups], theirs: Sequence[Groups]
+) -> Iterator[Finding]:
+    """Where both hold the same parameters (an optimizer that is sharded over ranks does not)."""
+    for a, b in zip(mine, theirs, strict=False):
+        for (names, values), (other_names, others) in zip(a, b, strict=False):
+            if names != other_names:
+                continue
+            odd = [key for key in values if not same_values(values[key], others.get(key))]
+            if odd:
+                yield Finding(
+                    Cause.RANKS,
+                    f"rank {rank} has {odd[0]}={others.get(odd[0])!r} and rank 0 "
+                    f"{values[odd[0]]!r} {when}",
+                    rank=rank,
+                )
+                return

@@ -60,6 +60,7 @@ def _verdict(
     told = telling(findings)
     weight_seen = next((j.smallest_weight_seen for j in updates if j.smallest_weight_seen), None)
     notes = [note for judged in updates for note in judged.notes] + parameters.notes
+    notes += [note for trace in traces for note in planned.unobserved(trace)]
     return Verdict(
         status=_status(told, rows),
         card=card_of(experiment, case, traces, rows, weight_seen),
