@@ -17,7 +17,6 @@ from equivtest.compare.distance import dense, distance, norm, ratio
 from equivtest.compare.verdict import Finding
 from equivtest.observe.trace import Tensors, Trace, UpdateTrace
 
-
 Groups = Sequence[tuple[tuple[str, ...], Mapping[str, Any]]]
 """Param groups: names of the parameters, and hyperparameters."""
 

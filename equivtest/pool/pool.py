@@ -177,7 +177,7 @@ class Pool:
             self._worlds.discard(size)  # the job has destroyed torch's default process group
         left = next((frame.meta.left for frame in frames if frame.meta.left), "")
         if left:
-            _log.info("the %d ranks are replaced: a job has left %s changed", size, left)
+            _log.info("%d ranks are replaced; left by the last job: %s", size, left)
             self._drop(members)
         return [_read_result(member, frame) for member, frame in zip(members, frames, strict=True)]
 
