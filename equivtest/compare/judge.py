@@ -39,7 +39,7 @@ def _verdict(
     reference: Reference, experiment: Experiment, case: Case, traces: Sequence[Trace]
 ) -> Verdict:
     findings = list(_beside_the_plan(case, traces, reference.initial().parameters))
-    parameters = ParameterJudge(experiment, case, traces[0], reference)
+    parameters = ParameterJudge(experiment, case, traces[0])
     updates: list[Judged] = []
     shapes: set[object] = set()
     for u in range(min([len(case.groups), *(len(trace.updates) for trace in traces)])):

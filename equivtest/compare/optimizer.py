@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import inspect
+from collections import defaultdict
 from collections.abc import Mapping
 from typing import Any
 
@@ -23,8 +24,11 @@ from equivtest.loops import several
 from equivtest.observe.snapshot import hyperparameters
 from equivtest.observe.trace import Gradients, OptimizerTrace, Tensors
 
-IMPLEMENTATION = frozenset({"foreach", "fused", "capturable", "differentiable", "initial_lr"})
+IMPLEMENTATION = frozenset({"foreach", "fused", "capturable", "differentiable"})
 """Hyperparameters that choose how an update is computed, not what it is."""
+
+NOT_JUDGED = IMPLEMENTATION | {"initial_lr"}
+"""A scheduler notes ``initial_lr`` for itself; no update reads it."""
 
 KAPPA = 4.0
 
@@ -118,7 +122,7 @@ def same_hyperparameters(seen: Mapping[str, Any], wanted: Mapping[str, Any]) -> 
     return [
         f"{key}={seen.get(key)!r}, expected {wanted.get(key)!r}"
         for key in sorted(wanted)
-        if key not in IMPLEMENTATION and not _same_value(seen.get(key), wanted.get(key))
+        if key not in NOT_JUDGED and not _same_value(seen.get(key), wanted.get(key))
     ]
 
 
@@ -135,7 +139,7 @@ def _rebuilt_updated(
     optimizer.__setstate__(
         {
             "defaults": dict(seen.defaults),
-            "state": _empty_state(),
+            "state": defaultdict(dict),
             "param_groups": [
                 {"params": [parameters[n] for n in names], **copy.deepcopy(dict(values))}
                 for names, values in seen.groups
@@ -168,12 +172,6 @@ def _outcome(
     names = {id(p): n for n, p in parameters.items()}
     state = {names[id(p)]: dict(entries) for p, entries in optimizer.state.items()}
     return after, state
-
-
-def _empty_state() -> Any:
-    from collections import defaultdict
-
-    return defaultdict(dict)
 
 
 def _widened(tensor: Tensor) -> Tensor:

@@ -13,7 +13,6 @@ from torch.optim import Optimizer
 
 from equivtest.arms.build import build
 from equivtest.arms.case import Case
-from equivtest.arms.reference import Reference
 from equivtest.compare import optimizer as replayed
 from equivtest.compare.cause import Cause
 from equivtest.compare.clip import clipped, judge_clip
@@ -30,9 +29,7 @@ from equivtest.precision import half_subnormal, unit_roundoff
 class ParameterJudge:
     """Judges the updates of one rank in order; ``finish`` what the loop leaves."""
 
-    def __init__(
-        self, experiment: Experiment, case: Case, trace: Trace, reference: Reference
-    ) -> None:
+    def __init__(self, experiment: Experiment, case: Case, trace: Trace) -> None:
         self._experiment, self._case, self._trace = experiment, case, trace
         module = build(experiment, case.precision.parameters, case.device)
         self._expected = ExpectedOptimizers(experiment, module)
@@ -48,9 +45,7 @@ class ParameterJudge:
             update: the update of the rank, with the gradient that was judged.
             oracle: the oracle's gradient, where it was computed.
         """
-        self._expected.advance(
-            scheduler_calls(self._experiment.scheduler_unit, self._trace, self._case.groups, u)
-        )
+        self._advance(u)
         bound = self._experiment.clip_norm
         found = list(judge_clip(u, update, bound)) if update.applied else []
         for seen in update.optimizers:
@@ -85,15 +80,7 @@ class ParameterJudge:
         updates = self._trace.updates
         if len(updates) != len(self._case.groups):
             return []
-        unit = self._experiment.scheduler_unit
-        calls = (
-            scheduler_calls(unit, self._trace, self._case.groups, len(updates) - 1)
-            if unit == "microbatch"
-            else sum(u.applied for u in updates)
-            if unit == "applied"
-            else len(updates)
-        )
-        self._expected.advance(calls)
+        self._advance(len(updates))
         found: list[Finding] = []
         for groups in self._trace.groups_after:
             names = frozenset(n for g, _ in groups for n in g)
@@ -102,6 +89,11 @@ class ParameterJudge:
                 if frozenset(n for g, _ in wanted for n in g) == names:
                     found += self._hyperparameters(len(updates) - 1, groups, optimizer, "after")
         return found
+
+    def _advance(self, u: int) -> None:
+        """Move the schedulers to where they are when update ``u`` is attempted."""
+        unit = self._experiment.scheduler_unit
+        self._expected.advance(scheduler_calls(unit, self._trace, self._case.groups, u))
 
     def measured(self, row: TensorRow) -> TensorRow:
         """``row`` with the distances of its parameter."""
@@ -219,12 +211,11 @@ class ParameterJudge:
 
     def _other_implementation(self, seen: OptimizerTrace, optimizer: Optimizer) -> bool:
         """The loop's optimizer is the experiment's but for how the update is computed."""
-        flags = ("foreach", "fused", "capturable", "differentiable")
         wanted = self._expected.hyperparameters(optimizer)
         return seen.kind is not type(optimizer) or any(
             a.get(flag) != b.get(flag)
             for (_, a), (_, b) in zip(seen.groups, wanted, strict=False)
-            for flag in flags
+            for flag in replayed.IMPLEMENTATION
         )
 
     def _own_clone(self, update: UpdateTrace, seen: OptimizerTrace) -> str:

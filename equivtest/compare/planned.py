@@ -1,4 +1,4 @@
-"""Beside the plan or not: counters, examples, precision, hyperparameters. Pure."""
+"""Beside the plan or not: counters, examples, precision; and what a schedule was due. Pure."""
 
 from __future__ import annotations
 
@@ -109,7 +109,10 @@ def _without(low: str, update: UpdateTrace, empty: int) -> list[MicrobatchTrace]
 
 
 def scheduler_calls(unit: str, trace: Trace, groups: Sequence[GroupLayout], u: int) -> int:
-    """Calls that a scheduler in ``unit`` has had when update ``u`` is attempted."""
+    """Calls that a scheduler in ``unit`` has had when update ``u`` is attempted.
+
+    With ``u`` the number of updates: when the loop ends.
+    """
     if unit == "microbatch":
         return sum(len(g.ids[0]) for g in groups[: u + 1])
     if unit == "attempted":
