@@ -64,7 +64,20 @@ class Whole:
 
     def check_counts(self) -> None:
         """Raise ``CountError`` unless the loss counts on the whole what the parts add up to."""
-        self._check_counts(self._large)
+        counted = self._large.counted()
+        for term, value in self.counts.items():
+            if term not in counted:
+                raise CountError(
+                    f"count has the term {term!r}, and the loss has {sorted(counted)}: use the "
+                    "same terms in both"
+                )
+            if counted[term] != value:
+                name = f" of term {term!r}" if term else ""
+                raise CountError(
+                    f"count{name} adds up to {value:g} over the microbatches, and the loss counts "
+                    f"{counted[term]:g} on the same {len(self.ids)} examples in one batch: count "
+                    "must give the supervised elements that Loss.count gives, for any split"
+                )
 
     @property
     def drew(self) -> bool:
@@ -108,21 +121,21 @@ class Whole:
         Parts are single examples, or, where a model refuses those or its examples see each other,
         fixed parts of four: the same for every plan of the group.
         """
-        return self._parts[1]
+        return self._parts[0]
 
     @cached_property
     def coupled(self) -> bool:
         """Single examples do not add up to the whole, or cannot be run: they see each other."""
-        return self._parts[2]
+        return self._parts[1]
 
     @cached_property
-    def _parts(self) -> tuple[Sum, list[float], bool]:
+    def _parts(self) -> tuple[list[float], bool]:
+        """``scale`` and ``coupled``."""
         try:
             total, scale = self._split(1)
         except (RuntimeError, ValueError):
             # torch refuses a single example (BatchNorm1d in training mode)
-            total, scale = self._split(FIXED_SPLIT)
-            return total, scale, True
+            return self._split(FIXED_SPLIT)[1], True
         self._runs["split", 1] = total
         # A loss over pairs is zero on single examples: then the whole gradient is what to go by.
         sizes = [max(s, n) for s, n in zip(scale, norms(self.gradients), strict=True)]
@@ -131,8 +144,8 @@ class Whole:
             for t, (d, s) in enumerate(zip(difference(total, self.gradients), sizes, strict=True))
         ]
         if any(moved):
-            return *self._split(FIXED_SPLIT), True
-        return total, scale, False
+            return self._split(FIXED_SPLIT)[1], True
+        return scale, False
 
     def unsteady(self, tensor: int, scale: float) -> bool:
         """Rounding alone moves this tensor by more than ``NULL`` of ``scale``.
@@ -196,19 +209,3 @@ class Whole:
         if key not in self._runs:
             self._runs[key] = run()
         return self._runs[key]
-
-    def _check_counts(self, run: Pass) -> None:
-        counted = run.counted()
-        for term, value in self.counts.items():
-            if term not in counted:
-                raise CountError(
-                    f"count has the term {term!r}, and the loss has {sorted(counted)}: use the "
-                    "same terms in both"
-                )
-            if counted[term] != value:
-                name = f" of term {term!r}" if term else ""
-                raise CountError(
-                    f"count{name} adds up to {value:g} over the microbatches, and the loss counts "
-                    f"{counted[term]:g} on the same {len(self.ids)} examples in one batch: count "
-                    "must give the supervised elements that Loss.count gives, for any split"
-                )

@@ -10,6 +10,7 @@ from equivtest.arms.replay import Replay
 from equivtest.compare.cause import Cause
 from equivtest.compare.continuity import same_values
 from equivtest.compare.distance import distance, norm, ratio
+from equivtest.compare.tolerance import oracle_tolerance
 from equivtest.compare.verdict import Finding
 from equivtest.observe.trace import UpdateTrace
 from equivtest.precision import Precision, unit_roundoff
@@ -179,7 +180,7 @@ def losses(u: int, values: Losses, precision: Precision) -> tuple[list[Finding],
                 f"update {u}: the loss of the large batch is noise in {precision.name}: the loss "
                 "is not compared with the oracle's"
             )
-    allowed = precision.kappa * max(floor, precision.c * precision.u)
+    allowed = oracle_tolerance(precision, floor)
     for whose, value in wanted:
         off = ratio(abs(values.found - value), values.scale)
         if off > allowed:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 from equivtest.arms.case import Case
 from equivtest.compare.verdict import Card, EventRow, TensorRow
 from equivtest.experiment import Experiment
 from equivtest.loops import accumulate
 from equivtest.observe.trace import Trace
+
+NORMALISATION = "sum over supervised elements / their number in the group"
 
 
 def planned_card(experiment: Experiment, case: Case) -> Card:
@@ -27,7 +30,7 @@ def planned_card(experiment: Experiment, case: Case) -> Card:
         device=case.device,
         backend="gloo" if case.device == "cpu" else "nccl",
         optimizer="",
-        normalisation="sum over supervised elements / their number in the group",
+        normalisation=NORMALISATION,
         last_group=experiment.last_group or "none left",
         last_group_examples=tuple(i for g in partial for i in g.flat),
         dropped_examples=tuple(i for g in case.groups for i in g.dropped),
@@ -49,8 +52,9 @@ def card_of(
     received = [m.ids for t in traces for u in t.updates for m in u.microbatches]
     counted = [sum(m.counts) for t in traces for u in t.updates for m in u.microbatches]
     known = [ids for ids in received if ids is not None]
-    values = dict(vars(card))
-    values.update(
+    loop = "the recipe's" if case.loop in (None, accumulate) else "the loop's own"
+    return replace(
+        card,
         optimizer=", ".join(sorted({o.kind.__name__ for u in first for o in u.optimizers})),
         microbatches=sum(len(u.microbatches) for t in traces for u in t.updates),
         updates_attempted=len(first),
@@ -63,9 +67,8 @@ def card_of(
         blind_tensors=_names(row for row in rows if row.blind),
         not_judged=_names(row for row in rows if row.state == "not judged"),
         smallest_weight_seen=smallest_weight_seen,
-        normalisation=_normalisation(experiment, case),
+        normalisation=f"{NORMALISATION} ({loop})",
     )
-    return Card(**values)
 
 
 def event_rows(traces: Sequence[Trace]) -> tuple[EventRow, ...]:
@@ -77,10 +80,5 @@ def event_rows(traces: Sequence[Trace]) -> tuple[EventRow, ...]:
     )
 
 
-def _normalisation(experiment: Experiment, case: Case) -> str:
-    loop = "the recipe's" if case.loop in (None, accumulate) else "the loop's own"
-    return f"sum over supervised elements / their number in the group ({loop})"
-
-
-def _names(rows: object) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(row.tensor for row in rows))  # type: ignore[attr-defined]
+def _names(rows: Iterable[TensorRow]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(row.tensor for row in rows))

@@ -81,8 +81,10 @@ class AgainstOracle:
         split: B, the float64 replay's distance from the oracle; ``split_tolerances`` beside it.
         floor: noise floor in the case's precision; ``oracle_tolerances`` from it.
         oracle: C, the worst rank's distance from the oracle.
-        null, blind: tensors that C cannot judge, and why.
-        norms, scale: of the oracle's gradient, and ``S_t``.
+        null: gradients that are zero in exact arithmetic: C judges their size, B does not judge.
+        blind: even a zeroed gradient would pass C; ``capped``: the floor is above the precision's
+            cap. C does not judge either.
+        scale: ``S_t``.
         drew: the forward draws random numbers, which no split can share.
         coupled: examples see each other.
         repeatable: the oracle run twice gives the same bits.
@@ -96,7 +98,6 @@ class AgainstOracle:
     oracle_tolerances: list[float]
     null: list[bool]
     blind: list[bool]
-    norms: list[float]
     scale: list[float]
     capped: list[bool]
     drew: bool
@@ -193,7 +194,6 @@ def against_oracle(
             not null[t] and ratio(norm(truth[t]), scale[t]) <= 2 * oracle_tolerances[t]
             for t in range(len(truth))
         ],
-        norms=[norm(g) for g in truth],
         scale=scale,
         capped=[f > precision.cap for f in floor],
         drew=oracle.drew,
@@ -262,9 +262,11 @@ def decides(
     """What becomes of each tensor: ``equal``, ``differs``, ``rounding`` or ``not judged``.
 
     Within A a tensor is equal. Beyond it, where candidate and replay share the forward's bits, only
-    the order of a sum may separate them and A has spoken. Where they do not share them, it is a
-    fault if weights by microbatch explain the gradient and differ from the plan's, or if C fails
-    (which says nothing where the split itself is not right: B).
+    the order of a sum may separate them and A has spoken; that most tensors are within A shows as
+    well that they do. Where they do not share them, it is a fault if weights by microbatch explain
+    the gradient and differ from the plan's, or if C fails (which says nothing where the split
+    itself is not right: B). Where the oracle does not repeat, nothing is judged but what is
+    missing.
     """
     beyond = [t for t, one in enumerate(a) if not one.within]
     compared = [one for one in a if not one.skipped]

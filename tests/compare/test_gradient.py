@@ -99,7 +99,6 @@ def oracle(**changes: Any) -> AgainstOracle:
         "oracle_tolerances": [1.0],
         "null": [False],
         "blind": [False],
-        "norms": [1.0],
         "scale": [1.0],
         "capped": [False],
         "drew": False,
