@@ -1,4 +1,4 @@
-"""How figures are written, the same on the page, in the terminal and in messages."""
+"""How figures are written and put in order: on the page, in the terminal and in messages."""
 
 from __future__ import annotations
 
@@ -58,6 +58,11 @@ def duration(seconds: float) -> str:
 def several(count: int, noun: str, plural: str = "") -> str:
     """``1 case``, ``3 cases``."""
     return f"{count:,} {noun if count == 1 else plural or noun + 's'}"
+
+
+def orderly(margin: float) -> float:
+    """NaN compares with nothing: as a margin of a broken tensor it is the worst there is."""
+    return math.inf if math.isnan(margin) else margin
 
 
 def _compact(text: str) -> str:

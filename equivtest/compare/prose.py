@@ -112,18 +112,23 @@ def not_judged(verdict: Verdict) -> str:
 
 
 def finding_text(finding: Finding) -> str:
-    """The finding's sentence with where it is and the figures that decided."""
+    """The finding's sentence, led by where it is if it does not say so itself."""
+    unsaid = [part for part in places(finding) if part not in finding.text]
+    prefix = f"{', '.join(unsaid)}: " if unsaid else ""
+    return f"{prefix}{finding.text}"
+
+
+def places(finding: Finding) -> list[str]:
+    """Where a finding is: update, rank and tensor, as far as it concerns one."""
     where = [f"update {finding.update}"] if finding.update is not None else []
     where += [f"rank {finding.rank}"] if finding.rank is not None else []
     where += [finding.tensor] if finding.tensor else []
-    where = [part for part in where if part not in finding.text]
-    prefix = f"{', '.join(where)}: " if where else ""
-    return f"{prefix}{finding.text}"
+    return where
 
 
 def worst_tensors(verdict: Verdict, limit: int = _TENSORS) -> list[str]:
     """The rows with the largest margins as an aligned table; empty where nothing was compared."""
-    rows = sorted(verdict.rows, key=lambda row: -_finite(row.margin))[:limit]
+    rows = sorted(verdict.rows, key=lambda row: -figures.orderly(row.margin))[:limit]
     if not rows:
         return []
     beyond = sum(row.margin > 1 for row in verdict.rows)
@@ -136,10 +141,10 @@ def worst_tensors(verdict: Verdict, limit: int = _TENSORS) -> list[str]:
 
 
 def deciding(row: TensorRow) -> tuple[str, float | None, float | None]:
-    """The comparison with the larger margin: what with, distance, tolerance."""
-    if (row.split_margin or 0.0) > (row.replay_margin or 0.0):
+    """The comparison that ``row.margin`` is of: what with, distance, tolerance."""
+    if (row.split_margin or 0.0) > (row.loop_margin or 0.0):
         return "oracle (split)", row.split_distance, row.split_tolerance
-    if row.replay_distance is None and row.oracle_distance is not None:
+    if row.state == "rounding":
         return "oracle", row.oracle_distance, row.oracle_tolerance
     return "replay", row.replay_distance, row.replay_tolerance
 
@@ -235,7 +240,3 @@ def _shortened(name: str) -> str:
     if len(name) <= _NAME_WIDTH:
         return name
     return name[: _NAME_WIDTH // 2 - 1] + "…" + name[-_NAME_WIDTH // 2 :]
-
-
-def _finite(value: float) -> float:
-    return value if value == value else float("inf")

@@ -83,8 +83,12 @@ class TensorRow:
     @property
     def margin(self) -> float:
         """Largest distance over its tolerance among the comparisons that judge this tensor."""
-        loop = self.oracle_margin if self.state == "rounding" else self.replay_margin
-        return max(loop or 0.0, self.split_margin or 0.0)
+        return max(self.loop_margin or 0.0, self.split_margin or 0.0)
+
+    @property
+    def loop_margin(self) -> float | None:
+        """That of the comparison which speaks of the loop: A, or C where that acquits."""
+        return self.oracle_margin if self.state == "rounding" else self.replay_margin
 
     @property
     def replay_margin(self) -> float | None:
@@ -300,6 +304,3 @@ def _ratio(distance: float | None, tolerance: float | None) -> float | None:
 
 def _largest(margins: Iterable[float | None]) -> float | None:
     return max((m for m in margins if m is not None), default=None)
-
-
-__all__ = ["Card", "EventRow", "Failure", "Finding", "Status", "TensorRow", "UpdateRow", "Verdict"]

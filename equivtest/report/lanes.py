@@ -7,8 +7,6 @@ from dataclasses import dataclass
 
 from equivtest.compare.verdict import EventRow
 
-Sequences = dict[int, tuple["Mark", ...]]
-
 
 @dataclass(frozen=True)
 class Mark:

@@ -6,9 +6,9 @@ comes first, then the distance, then the margin.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Sequence
 
+from equivtest.compare.figures import orderly
 from equivtest.compare.verdict import Status, Verdict
 from equivtest.report.record import Record
 
@@ -81,7 +81,7 @@ def worst(records: Sequence[Record]) -> Record | None:
         return worst_first(failing)[0]
     judged = [r for r in records if r.verdict.status is Status.EQUIVALENT and r.verdict.rows]
     ordered = sorted(judged, key=fixed_key)
-    return max(ordered, key=lambda record: _orderly(record.verdict.margin), default=None)
+    return max(ordered, key=lambda record: orderly(record.verdict.margin), default=None)
 
 
 def largest_distance(verdict: Verdict) -> float:
@@ -92,7 +92,7 @@ def largest_distance(verdict: Verdict) -> float:
             found.append(row.replay_distance)
         if (row.split_margin or 0) > 1 and row.split_distance is not None:
             found.append(row.split_distance)
-    return max(map(_orderly, found), default=0.0)
+    return max(map(orderly, found), default=0.0)
 
 
 def _badness(record: Record) -> tuple[object, ...]:
@@ -103,11 +103,6 @@ def _badness(record: Record) -> tuple[object, ...]:
         verdict.passed,
         _SEVERITY.index(verdict.status) if failing else 0,
         -largest_distance(verdict) if failing else 0.0,
-        -_orderly(verdict.margin),
+        -orderly(verdict.margin),
         fixed_key(record),
     )
-
-
-def _orderly(value: float) -> float:
-    """NaN compares with nothing: as a margin of a broken tensor it is the worst there is."""
-    return math.inf if math.isnan(value) else value

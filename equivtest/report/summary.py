@@ -11,6 +11,7 @@ from equivtest.compare import figures
 from equivtest.compare.prose import headline
 from equivtest.compare.verdict import Status
 from equivtest.report.grouping import Failing, failing_groups
+from equivtest.report.identity import RECIPE
 from equivtest.report.ranking import SYMBOLS, fails, fixed_key, worst
 from equivtest.report.record import Record
 from equivtest.report.run import UNFINISHED, Run
@@ -79,7 +80,7 @@ def case_name(record: Record) -> str:
     """Experiment, loop, plan and precision, and which call of its test if not the first."""
     card = record.verdict.card
     call = record.id[len(record.nodeid) :] if record.id.startswith(record.nodeid) else ""
-    loop = "" if record.loop == "recipe" else f" · {record.loop}"
+    loop = "" if record.loop == RECIPE else f" · {record.loop}"
     return f"{record.experiment}{loop} · {card.plan} · {card.precision}{f' {call}' if call else ''}"
 
 

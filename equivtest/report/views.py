@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from itertools import groupby
 
 from equivtest.compare import figures
-from equivtest.compare.prose import headline, reason, what_happened, what_to_change
+from equivtest.compare.prose import headline, places, reason, what_happened, what_to_change
 from equivtest.compare.verdict import Finding, Status, TensorRow, Verdict
 from equivtest.report.grouping import sentence_case
 from equivtest.report.lanes import Lane, lanes
@@ -88,7 +88,9 @@ class CaseView:
 def case_view(record: Record, is_open: bool = False) -> CaseView:
     """What the page says about one case; failing ones in full."""
     verdict, failing = record.verdict, fails(record)
-    rows = sorted(verdict.rows, key=lambda row: (-_orderly(row.margin), row.update, row.tensor))
+    rows = sorted(
+        verdict.rows, key=lambda row: (-figures.orderly(row.margin), row.update, row.tensor)
+    )
     shown = rows if failing else rows[:_PASSING_TENSORS]
     with_parameters = any(row.parameter_distance is not None for row in shown)
     return CaseView(
@@ -126,9 +128,6 @@ def _findings(findings: Iterable[Finding]) -> Iterable[FindingView]:
     for finding in findings:
         new = finding.cause not in told
         told.add(finding.cause)
-        where = [f"update {finding.update}"] if finding.update is not None else []
-        where += [f"rank {finding.rank}"] if finding.rank is not None else []
-        where += [finding.tensor] if finding.tensor else []
         judged = ""
         if finding.distance is not None and finding.tolerance is not None:
             judged = (
@@ -138,7 +137,7 @@ def _findings(findings: Iterable[Finding]) -> Iterable[FindingView]:
         yield FindingView(
             cause=finding.cause,
             text=finding.text,
-            where=", ".join(where),
+            where=", ".join(places(finding)),
             judged=judged,
             happened=what_happened(finding.cause) if new else "",
             change=what_to_change(finding.cause) if new else "",
@@ -240,7 +239,3 @@ def _weight(values: Sequence[float] | None) -> tuple[str, str, str, str]:
     if abs(found - expected) <= max(4 * sigma, 1e-9 * abs(expected)):
         return "", f"{found:.3f}", title, ""
     return ("▲" if found > expected else "▼"), f"{found:.3f}", title, "off"
-
-
-def _orderly(value: float) -> float:
-    return math.inf if math.isnan(value) else value

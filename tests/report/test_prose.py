@@ -61,6 +61,15 @@ def test_what_cannot_be_judged_is_named() -> None:
     assert "not judged" not in explain(verdict)
 
 
+def test_a_tensor_that_the_oracle_acquits_is_shown_with_the_figures_of_its_margin() -> None:
+    # Beyond the replay by 1e-3 / 2.5e-7 = 4000, within the oracle's 9e-7 by half.
+    row = verdicts.tensor("a", state="rounding", replay_distance=1e-3, oracle_distance=4.5e-7)
+    other = verdicts.tensor("b", margin=4.0)
+    table = explain(verdicts.fault(PLAN, rows=(row, other))).splitlines()
+    (line,) = [line.split() for line in table if line.startswith("  a ")]
+    assert line == ["a", "0", "4.5e-7", "9.0e-7", "0.50", "2.2e-7", "oracle"]
+
+
 def test_every_status_has_a_headline_even_with_nothing_to_go_on() -> None:
     for status in Status:
         verdict = verdicts.equivalent(PLAN, status=status, rows=(), updates=(), events=())
