@@ -56,7 +56,7 @@ def _rank(
         module=module,
         optimizer=optimizer,
         scheduler=_scheduler(experiment, optimizer),
-        scaler=scaler_of(experiment, case),
+        scaler=_scaler(experiment, case),
         average=None if experiment.averages is None else experiment.averages(module),
         groups=(),
         D=dist.get_world_size(seat.group),
@@ -75,7 +75,7 @@ def _scheduler(experiment: Experiment, optimizer: Any) -> Any:
     return None if experiment.scheduler is None else experiment.scheduler(optimizer)
 
 
-def scaler_of(experiment: Experiment, case: Case) -> Any:
+def _scaler(experiment: Experiment, case: Case) -> Any:
     """The scaler of a precision that needs one."""
     if not case.precision.scaled:
         return None

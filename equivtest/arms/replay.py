@@ -45,6 +45,7 @@ class Replay:
             those norms by replica and microbatch.
         parts: each microbatch's contribution to ``expected`` by replica and microbatch, where kept.
         totals, counts, terms: of the losses made, by replica and microbatch.
+        dtypes: floating dtypes that autograd saved in the forwards, where they were watched.
         shared: the forwards and root factors were the candidate's, bit for bit.
         buffers: predicted, by replica, after the last forward.
         loss, loss_sum: the normalised loss, and the sum of its microbatches' magnitudes.

@@ -15,10 +15,7 @@ from torch import Tensor
 from equivtest.compare.cause import Cause
 from equivtest.compare.distance import dense, distance, norm, ratio
 from equivtest.compare.verdict import Finding
-from equivtest.observe.trace import Tensors, Trace, UpdateTrace
-
-Groups = Sequence[tuple[tuple[str, ...], Mapping[str, Any]]]
-"""Param groups: names of the parameters, and hyperparameters."""
+from equivtest.observe.trace import ParamGroups, Tensors, Trace, UpdateTrace
 
 
 def continuity(trace: Trace, initial: Tensors) -> Iterator[Finding]:
@@ -248,7 +245,7 @@ def _disagreements(first: Trace, other: Trace) -> Iterator[Finding]:
 
 
 def _other_hyperparameters(
-    rank: int, when: str, mine: Sequence[Groups], theirs: Sequence[Groups]
+    rank: int, when: str, mine: Sequence[ParamGroups], theirs: Sequence[ParamGroups]
 ) -> Iterator[Finding]:
     """Where both hold the same parameters (an optimizer that is sharded over ranks does not)."""
     for a, b in zip(mine, theirs, strict=False):

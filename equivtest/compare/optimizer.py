@@ -22,7 +22,7 @@ from equivtest.compare.distance import distance, norm, ratio
 from equivtest.experiment import Experiment
 from equivtest.loops import several
 from equivtest.observe.snapshot import hyperparameters
-from equivtest.observe.trace import Gradients, OptimizerTrace, Tensors
+from equivtest.observe.trace import Gradients, OptimizerTrace, ParamGroups, Tensors
 
 IMPLEMENTATION = frozenset({"foreach", "fused", "capturable", "differentiable"})
 """Hyperparameters that choose how an update is computed, not what it is."""
@@ -61,9 +61,7 @@ class ExpectedOptimizers:
                 return optimizer
         return None
 
-    def hyperparameters(
-        self, optimizer: Optimizer
-    ) -> tuple[tuple[tuple[str, ...], dict[str, Any]], ...]:
+    def hyperparameters(self, optimizer: Optimizer) -> ParamGroups:
         return hyperparameters(optimizer, self._names)
 
     def updated(
@@ -99,7 +97,7 @@ def real_clone_updated(
 
 
 def float64_updated(
-    before: Tensors, gradient: Gradients, seen: OptimizerTrace, like: Optimizer, groups: Any
+    before: Tensors, gradient: Gradients, seen: OptimizerTrace, like: Optimizer, groups: ParamGroups
 ) -> dict[str, Tensor]:
     """Parameters after one update by ``like``'s class in float64."""
     twin = OptimizerTrace(

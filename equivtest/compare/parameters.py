@@ -22,7 +22,7 @@ from equivtest.compare.optimizer import ExpectedOptimizers
 from equivtest.compare.planned import scheduler_calls
 from equivtest.compare.verdict import Finding, TensorRow
 from equivtest.experiment import Experiment
-from equivtest.observe.trace import Gradients, OptimizerTrace, Trace, UpdateTrace
+from equivtest.observe.trace import Gradients, OptimizerTrace, ParamGroups, Trace, UpdateTrace
 from equivtest.precision import half_subnormal, unit_roundoff
 
 
@@ -136,7 +136,7 @@ class ParameterJudge:
             )
 
     def _hyperparameters(
-        self, u: int, groups: Any, optimizer: Optimizer, when: str = "at"
+        self, u: int, groups: ParamGroups, optimizer: Optimizer, when: str = "at"
     ) -> Iterator[Finding]:
         """Hyperparameters by parameter: groups may be cut and ordered otherwise."""
         found = {name: values for names, values in groups for name in names}

@@ -12,7 +12,7 @@ from equivtest.observe.building import OpenMicrobatch, OpenUpdate
 from equivtest.observe.handed import HandedOut
 from equivtest.observe.memory import GraphMemory
 from equivtest.observe.snapshot import ModelState, hyperparameters
-from equivtest.observe.trace import Event, OptimizerState, Tensors, Trace, UpdateTrace
+from equivtest.observe.trace import Event, OptimizerState, ParamGroups, Tensors, Trace, UpdateTrace
 
 OF_A_MICROBATCH = frozenset({"forward", "backward", "collective"})
 """Kinds of events that belong to one microbatch; the others belong to the update."""
@@ -39,7 +39,7 @@ class Recording:
         self._handed = HandedOut()
         self._again = False
         self._attempted: dict[int, Optimizer] = {}
-        self._groups_after: tuple[Any, ...] = ()
+        self._groups_after: tuple[ParamGroups, ...] = ()
         self._state_after: dict[frozenset[str], OptimizerState] = {}
         self._averages_after: Tensors = {}
 

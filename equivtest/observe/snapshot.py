@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from equivtest.observe.hooks import in_transform, unwrapped
-from equivtest.observe.trace import State
+from equivtest.observe.trace import ParamGroups, State
 
 Names = Mapping[int, str]
 """Parameter name by the parameter's ``id``."""
@@ -101,8 +101,8 @@ class ModelState:
         """The tensors of a shadow of the weights."""
         if average is None:
             return {}
-        held = average.state_dict().items()
-        return self._snapshots.tensors("average", ((k, v) for k, v in held if _is_tensor(v)))
+        held = [(k, v) for k, v in average.state_dict().items() if isinstance(v, Tensor)]
+        return self._snapshots.tensors("average", held)
 
     def optimizer_state(self, optimizer: Optimizer) -> dict[str, dict[str, Any]]:
         """State by parameter name and key; tensors copied, other values as they are."""
@@ -119,13 +119,7 @@ class ModelState:
         }
 
 
-def _is_tensor(value: object) -> bool:
-    return isinstance(value, Tensor)
-
-
-def hyperparameters(
-    optimizer: Optimizer, names: Names
-) -> tuple[tuple[tuple[str, ...], dict[str, Any]], ...]:
+def hyperparameters(optimizer: Optimizer, names: Names) -> ParamGroups:
     """For each param group the names of its parameters and a copy of its hyperparameters."""
     return tuple(
         (

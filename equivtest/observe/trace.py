@@ -15,6 +15,9 @@ Tensors = Mapping[str, Tensor]
 Gradients = Mapping[str, Tensor | None]
 """Gradient by parameter name; None where autograd left none, which is not the same as zero."""
 
+ParamGroups = tuple[tuple[tuple[str, ...], Mapping[str, Any]], ...]
+"""For each param group of an optimizer the names of its parameters and its hyperparameters."""
+
 OptimizerState = Mapping[str, Mapping[str, Any]]
 """State of an optimizer by parameter name and key."""
 
@@ -78,7 +81,7 @@ class OptimizerTrace:
     Attributes:
         kind: its class.
         defaults: the defaults it was built with.
-        groups: for each param group the names of its parameters and its hyperparameters.
+        groups: its param groups at the update.
         state_before, state_after: state by parameter name and key.
         closures: evaluations of a closure inside the update.
         applied: it ran, and neither a scaler nor a fused path skipped it.
@@ -86,7 +89,7 @@ class OptimizerTrace:
 
     kind: type[Optimizer]
     defaults: Mapping[str, Any]
-    groups: tuple[tuple[tuple[str, ...], Mapping[str, Any]], ...]
+    groups: ParamGroups
     state_before: OptimizerState
     state_after: OptimizerState
     closures: int = 0
@@ -107,7 +110,8 @@ class UpdateTrace:
         gradient: after unscale and before clip.
         clipped: at the update, after clip.
         before: parameters when the update was attempted; ``after`` when it had ended.
-        end: state when the next group began or the loop ended (buffers, averages).
+        end: parameters and buffers when the next group began or the loop ended; ``averages``, the
+            shadow of the weights, then.
         optimizers: those that were attempted.
         applied: every optimizer that was attempted was applied.
         scale: loss scale at the backward, None without a scaler; ``scale_after`` after its update.
@@ -143,7 +147,7 @@ class Trace:
     Attributes:
         updates: the attempted updates.
         left_over: microbatches that ran after the last attempted update.
-        groups_after: param groups when the loop ended, as in ``OptimizerTrace.groups``.
+        groups_after: by optimizer of the experiment, its param groups when the loop ended.
         state_after: state when the loop ended, by the names of an optimizer's parameters
             (``OptimizerTrace.names``), of every optimizer that was attempted.
         averages_after: the shadow of the weights when the loop ended.
@@ -154,7 +158,7 @@ class Trace:
     updates: tuple[UpdateTrace, ...] = ()
     events: tuple[Event, ...] = ()
     left_over: int = 0
-    groups_after: tuple[tuple[tuple[tuple[str, ...], Mapping[str, Any]], ...], ...] = ()
+    groups_after: tuple[ParamGroups, ...] = ()
     state_after: Mapping[frozenset[str], OptimizerState] = field(default_factory=dict)
     averages_after: Tensors = field(default_factory=dict)
     refusal: str | None = None
