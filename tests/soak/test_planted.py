@@ -16,18 +16,18 @@ def _name(kind: Fault | Correct) -> str:
 
 @pytest.mark.parametrize("fault", [*FAULTS, *MEASURED], ids=_name)
 def test_a_planted_fault_is_seen(fault: Fault, record_property) -> None:  # type: ignore[no-untyped-def]
-    tally = faulty(fault, CASES, quick=False)
+    tally = faulty(fault, CASES, quick=True)
     record_property("planted", f"{fault.name}: {tally}")
     assert tally.share >= fault.seen, f"{fault.name}: {tally}\n" + "\n".join(tally.wrong)
 
 
 @pytest.mark.parametrize("fault", [f for f in FAULTS if f.right], ids=_name)
 def test_a_fault_that_changes_nothing_is_no_fault(fault: Fault) -> None:
-    tally = unharmed(fault, CASES, quick=False)
+    tally = unharmed(fault, CASES, quick=True)
     assert not tally.wrong, f"{fault.name}: {tally}\n" + "\n".join(tally.wrong)
 
 
 @pytest.mark.parametrize("loop", CORRECT, ids=_name)
 def test_a_correct_loop_is_equivalent(loop: Correct) -> None:
-    tally = correct(loop, CASES, quick=False)
+    tally = correct(loop, CASES, quick=True)
     assert not tally.wrong, f"{loop.name}: {tally}\n" + "\n".join(tally.wrong)
