@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from equivtest.arms import Case, candidate
-from equivtest.arms.case import groups_of
+from equivtest.arms.case import case_of
 from equivtest.arms.support import refused
 from equivtest.batches import CountError
 from equivtest.compare.card import planned_card
@@ -17,7 +17,6 @@ from equivtest.compare.verdict import Expectation, Failure, Status, Verdict, exp
 from equivtest.experiment import Experiment, Rank
 from equivtest.plan import Plan
 from equivtest.pool import Pool, RankFailed, Shared, current_pool
-from equivtest.precision import precision as precision_called
 from equivtest.precision import refusal
 
 REFUSALS = ("NotImplementedError",)
@@ -60,10 +59,10 @@ def check(
     if not isinstance(plan, Plan):
         raise TypeError(f"plan={plan!r} is a {type(plan).__name__}: pass Plan(m, A, D)")
     shared = Shared(experiment)  # anew each time: what a caller changed in between must be seen
-    case = Case(
-        plan=plan,
-        precision=precision_called(precision),
-        groups=groups_of(experiment, plan),
+    case = case_of(
+        experiment,
+        plan,
+        precision=precision,
         loop=loop,
         wrap=wrap,
         device=device,

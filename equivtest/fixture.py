@@ -7,14 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from equivtest.arms.case import Case, groups_of
+from equivtest.arms.case import Case, case_of
 from equivtest.check import check
 from equivtest.compare.card import planned_card
 from equivtest.compare.prose import reason
 from equivtest.compare.verdict import Failure, Status, Verdict, expectation
 from equivtest.experiment import Experiment
 from equivtest.plan import Plan, comparable
-from equivtest.precision import precision as precision_called
 from equivtest.report import identity, record
 
 if TYPE_CHECKING:
@@ -45,7 +44,8 @@ class Cases:
             seen.append(plan)
             bound = self._settings.max_ranks
             if bound is not None and plan.processes > bound:
-                case = self._planned(experiment, plan, precision, **how)
+                device = self._settings.device
+                case = case_of(experiment, plan, precision=precision, device=device, **how)
                 return _too_many_ranks(case, experiment, bound, expect)
         return check(
             experiment,
@@ -55,19 +55,6 @@ class Cases:
             device=self._settings.device,
             timeout_s=self._settings.timeout_s,
             **how,
-        )
-
-    def _planned(
-        self, experiment: Experiment, plan: Plan, precision: str, *, loop: Any, wrap: Any
-    ) -> Case:
-        return Case(
-            plan=plan,
-            precision=precision_called(precision),
-            groups=groups_of(experiment, plan),
-            loop=loop,
-            wrap=wrap,
-            device=self._settings.device,
-            digest="",
         )
 
     def write(self, case: record.Record) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 from equivtest.experiment import Experiment, Rank
 from equivtest.plan import GroupLayout, Plan, layout
 from equivtest.precision import Precision
+from equivtest.precision import precision as precision_called
 
 
 @dataclass(frozen=True)
@@ -18,7 +19,8 @@ class Case:
     Attributes:
         groups: which example goes where, for each attempted update.
         loop, wrap: the code under test, None for equivtest's recipe and DistributedDataParallel.
-        digest: identifies the experiment's bytes, for what processes keep of it.
+        digest: identifies the experiment's bytes, for what processes keep of it; empty for a case
+            that will not run.
     """
 
     plan: Plan
@@ -28,6 +30,33 @@ class Case:
     wrap: Callable[[Any], Any] | None
     device: str
     digest: str
+
+
+def case_of(
+    experiment: Experiment,
+    plan: Plan,
+    *,
+    precision: str,
+    loop: Callable[[Rank], None] | None,
+    wrap: Callable[[Any], Any] | None,
+    device: str,
+    digest: str = "",
+) -> Case:
+    """The case of what a user passes.
+
+    Raises:
+        ValueError: there is no such precision.
+        PlanError: the plan does not fit the data.
+    """
+    return Case(
+        plan=plan,
+        precision=precision_called(precision),
+        groups=groups_of(experiment, plan),
+        loop=loop,
+        wrap=wrap,
+        device=device,
+        digest=digest,
+    )
 
 
 def groups_of(experiment: Experiment, plan: Plan) -> tuple[GroupLayout, ...]:
