@@ -19,8 +19,8 @@ class Shared(Cited):
     It is pickled once, at its first use, and its bytes go to each process at most once (a process
     keeps the last 8). A job receives the unwrapped object: afresh for every job in the ranks, so
     that a job which changes it cannot change the next; the same object again in `Pool.solo`.
-    Changes to the object after its first use are not seen: a new `Shared` of it sees them, and is sent
-    only if there are any.
+    Changes to the object after its first use are not seen: a new `Shared` of it sees them, and
+    is sent only if there are any.
     """
 
     def __init__(self, obj: Any) -> None:
