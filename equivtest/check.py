@@ -16,7 +16,7 @@ from equivtest.compare.judge import judge
 from equivtest.compare.verdict import Expectation, Failure, Status, Verdict, expectation
 from equivtest.experiment import Experiment, Rank
 from equivtest.plan import Plan
-from equivtest.pool import Pool, RankFailed, Shared, current_pool
+from equivtest.pool import Pool, PoolError, RankFailed, Shared, current_pool
 from equivtest.precision import refusal
 
 REFUSALS = ("NotImplementedError",)
@@ -75,18 +75,20 @@ def check(
 def _verdict(
     pool: Pool, experiment: Experiment, shared: Shared, case: Case, timeout_s: float | None
 ) -> Verdict:
-    reason = refusal(case.precision, case.device) or _not_yet(case.plan)
+    reason = refusal(case.precision, case.device) or _not_yet(case)
     if reason is not None:
         return _not_run(experiment, case, reason)
     try:
         traces = pool.run(candidate, shared, case, D=case.plan.D, timeout_s=timeout_s)
     except RankFailed as failure:
         return _failed(pool, experiment, shared, case, failure)
+    except PoolError as failure:
+        return _error(experiment, case, failure)
     if traces[0].refusal is not None:
         return _not_run(experiment, case, traces[0].refusal)
     try:
         return pool.solo(judge, shared, case, traces, timeout_s=timeout_s)
-    except RankFailed as failure:
+    except PoolError as failure:
         return _error(experiment, case, failure, "in the reference arms: ")
 
 
@@ -112,15 +114,19 @@ def _not_run(experiment: Experiment, case: Case, reason: str) -> Verdict:
     return Verdict(Status.NOT_RUN, planned_card(experiment, case), failure=Failure(text=reason))
 
 
-def _error(experiment: Experiment, case: Case, failure: RankFailed, where: str = "") -> Verdict:
+def _error(experiment: Experiment, case: Case, failure: PoolError, where: str = "") -> Verdict:
+    rank, what = getattr(failure, "rank", None), getattr(failure, "what", "")
     return Verdict(
         Status.ERROR,
         planned_card(experiment, case),
-        failure=Failure(text=f"{where}{failure}", rank=failure.rank, what=failure.what),
+        failure=Failure(text=f"{where}{failure}", rank=rank, what=what),
     )
 
 
-def _not_yet(plan: Plan) -> str | None:
-    if plan.processes == plan.D:
-        return None
-    return f"{plan} spans {plan.processes // plan.D} processes a replica: only D is run here"
+def _not_yet(case: Case) -> str | None:
+    plan = case.plan
+    if case.device != "cpu":
+        return f"device={case.device!r}: cases run on the CPU only so far"
+    if plan.processes != plan.D:
+        return f"{plan} spans {plan.processes // plan.D} processes a replica: only D is run here"
+    return None
