@@ -5,6 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
 
 from equivtest.arms.replay import Replay
 from equivtest.compare.cause import Cause
@@ -12,7 +16,7 @@ from equivtest.compare.continuity import same_values
 from equivtest.compare.distance import distance, norm, ratio
 from equivtest.compare.tolerance import oracle_tolerance
 from equivtest.compare.verdict import Finding
-from equivtest.observe.trace import UpdateTrace
+from equivtest.observe.trace import OptimizerTrace, UpdateTrace
 from equivtest.precision import Precision, unit_roundoff
 
 
@@ -93,6 +97,37 @@ def _skip_findings(
         )
     elif candidate_finite and replay_finite and not applied[0]:
         yield Cause.SKIP, f"update {u} was skipped although its gradient is finite"
+
+
+def untouched(u: int, update: UpdateTrace, seen: OptimizerTrace) -> Iterator[Finding]:
+    """A skipped update moves neither parameters nor state.
+
+    A fused optimizer is called and skips inside: state that it makes then holds nothing but zeros.
+    """
+    moved = [
+        n for n in sorted(seen.names) if not same_values(update.after.get(n), update.before.get(n))
+    ]
+    state = [
+        n
+        for n, entries in seen.state_after.items()
+        for key, value in entries.items()
+        if not same_values(value, seen.state_before.get(n, {}).get(key))
+        and not (key not in seen.state_before.get(n, {}) and _nothing(value))
+    ]
+    if moved or state:
+        yield Finding(
+            Cause.SKIP,
+            f"update {u} was skipped, yet {(moved or state)[0]!r} moved",
+            update=u,
+            tensor=(moved or state)[0],
+        )
+
+
+def _nothing(value: Any) -> bool:
+    """A zero, or a tensor of zeros."""
+    if isinstance(value, Tensor):
+        return not bool(torch.count_nonzero(value))
+    return bool(value == 0)
 
 
 def buffers(u: int, replay: Replay, seen: Sequence[UpdateTrace], A: int) -> Iterator[Finding]:

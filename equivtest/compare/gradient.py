@@ -9,11 +9,11 @@ from statistics import median
 
 import torch
 
-from equivtest.arms.oracle import JITTERS, NULL, PERMUTATIONS, Whole
+from equivtest.arms.oracle import PERMUTATIONS, Whole
 from equivtest.arms.replay import Replay
-from equivtest.compare.distance import MaybeTensors, dense, difference, distance, norm, ratio
+from equivtest.compare import noise
+from equivtest.compare.distance import MaybeTensors, dense, distance, norm, ratio
 from equivtest.compare.tolerance import (
-    FLOAT64_CAP,
     floors,
     oracle_tolerance,
     replay_tolerance,
@@ -155,12 +155,14 @@ def against_oracle(
             where A does not acquit. Without them the floor is that of the large batch and replay.
     """
     truth, scale = oracle.gradients, oracle.scale
-    split = _relative(replay64.expected, truth, scale)
+    split = noise.relative(replay64.expected, truth, scale)
     suspects = [t for t, d in enumerate(split) if d > split_tolerance(0.0)]
-    far = _beyond(precision.cap, [*gradients, large.gradients], truth, scale)
+    far = noise.beyond_cap(precision.cap, [*gradients, large.gradients], truth, scale)
     repeatable = oracle.repeatable
-    null = _null(oracle, sorted({*suspects, *far}) if repeatable else ())
-    split_floor = _split_floor(oracle) if any(not null[t] for t in suspects) else [0.0] * len(split)
+    null = noise.null(oracle, sorted({*suspects, *far}) if repeatable else ())
+    split_floor = (
+        noise.split_floor(oracle) if any(not null[t] for t in suspects) else [0.0] * len(split)
+    )
     tolerances = [split_tolerance(f) for f in split_floor]
     right = repeatable and all(null[t] or split[t] <= tolerances[t] for t in suspects)
 
@@ -171,7 +173,7 @@ def against_oracle(
     if right:
         runs.append(replay.expected)
     sizes = [0 if g is None else g.numel() for g in truth]
-    floor = floors([_relative(run, truth, scale) for run in runs], sizes)
+    floor = floors([noise.relative(run, truth, scale) for run in runs], sizes)
     sizes_of_noise = [max(norm(run[t]) for run in runs) for t in range(len(truth))]
     oracle_distance, oracle_tolerances = [], []
     for t in range(len(truth)):
@@ -203,55 +205,6 @@ def against_oracle(
     )
 
 
-def _beyond(
-    cap: float, runs: Sequence[MaybeTensors], truth: MaybeTensors, scale: Sequence[float]
-) -> list[int]:
-    """Tensors that are further from the oracle than the precision's noise may be.
-
-    Among them are null ones of which every example rounds alike in any split.
-    """
-    return [
-        t
-        for t, s in enumerate(scale)
-        if max(ratio(distance(run[t], truth[t]), s) for run in runs) > cap
-    ]
-
-
-def _null(oracle: Whole, suspects: Sequence[int]) -> list[bool]:
-    """Gradients that are zero in exact arithmetic: their float64 noise is of the size of S_t.
-
-    Only suspects are looked at, and only rounding is asked (``Whole.unsteady``): were a split that
-    comes out differently evidence as well, no difference that a split makes could fail B.
-    """
-    null = [False] * len(oracle.scale)
-    for t in suspects:
-        null[t] = oracle.unsteady(t, oracle.scale[t])
-    return null
-
-
-def _split_floor(oracle: Whole) -> list[float]:
-    """Float64 noise of the oracle: permutations, and parameters moved in their last bits.
-
-    Splits are left out: a source that splitting brings would raise its own tolerance. The same
-    holds for a forward that draws random numbers or depends on the order of examples (beyond the
-    cap of float64). Last bits stand in for them: a split runs other kernels, whose roundings in the
-    forward a deep stack magnifies, and so does a last bit in its parameters. What they move is
-    rounding however large it is, up to the null tensors: the elements of one example may cancel,
-    and S_t does not count that (a scalar before a softmax that is nearly sure: 2e-7 of S_t).
-    """
-    nudged = [oracle.third(), *(oracle.jittered(k) for k in range(JITTERS))]
-    permuted = [] if oracle.drew else [oracle.permuted(k) for k in range(PERMUTATIONS)]
-    floor = [0.0] * len(oracle.scale)
-    for run, cap in [*((r, NULL) for r in nudged), *((r, FLOAT64_CAP) for r in permuted)]:
-        moved = _relative(run, oracle.gradients, oracle.scale)
-        floor = [max(f, m if m <= cap else 0.0) for f, m in zip(floor, moved, strict=True)]
-    return floor
-
-
-def _relative(run: MaybeTensors, truth: MaybeTensors, scale: Sequence[float]) -> list[float]:
-    return [ratio(d, s) for d, s in zip(difference(run, truth), scale, strict=True)]
-
-
 def decides(
     a: Sequence[AgainstReplay],
     replay: Replay,
@@ -271,8 +224,8 @@ def decides(
     beyond = [t for t, one in enumerate(a) if not one.within]
     compared = [one for one in a if not one.skipped]
     # A gradient that is nothing but rounding moves with any bit that the forwards do not share.
-    noise = [t for t in beyond if c is not None and c.null[t] and not replay.shared]
-    real = [t for t in beyond if t not in noise]
+    unsure = [t for t in beyond if c is not None and c.null[t] and not replay.shared]
+    real = [t for t in beyond if t not in unsure]
     shared = replay.shared or (
         bool(compared) and median(one.distance / (one.tolerance or 1.0) for one in compared) <= 1.0
     )

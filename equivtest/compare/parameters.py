@@ -14,6 +14,7 @@ from torch.optim import Optimizer
 from equivtest.arms.build import build
 from equivtest.arms.case import Case
 from equivtest.compare import optimizer as replayed
+from equivtest.compare.beside import untouched
 from equivtest.compare.cause import Cause
 from equivtest.compare.clip import clipped, judge_clip
 from equivtest.compare.continuity import same_values
@@ -58,7 +59,7 @@ class ParameterJudge:
                 found += self._update(u, update, seen, optimizer)
                 self._measure(u, update, seen, optimizer, oracle)
             else:
-                found += _untouched(u, update, seen)
+                found += untouched(u, update, seen)
         missing = [
             o
             for o in self._expected.optimizers
@@ -290,37 +291,6 @@ class ParameterJudge:
                 )
                 self._average.load_state_dict(dict(update.averages))
                 return
-
-
-def _untouched(u: int, update: UpdateTrace, seen: OptimizerTrace) -> Iterator[Finding]:
-    """A skipped update moves neither parameters nor state.
-
-    A fused optimizer is called and skips inside: state that it makes then holds nothing but zeros.
-    """
-    moved = [
-        n for n in sorted(seen.names) if not same_values(update.after.get(n), update.before.get(n))
-    ]
-    state = [
-        n
-        for n, entries in seen.state_after.items()
-        for key, value in entries.items()
-        if not same_values(value, seen.state_before.get(n, {}).get(key))
-        and not (key not in seen.state_before.get(n, {}) and _nothing(value))
-    ]
-    if moved or state:
-        yield Finding(
-            Cause.SKIP,
-            f"update {u} was skipped, yet {(moved or state)[0]!r} moved",
-            update=u,
-            tensor=(moved or state)[0],
-        )
-
-
-def _nothing(value: Any) -> bool:
-    """A zero, or a tensor of zeros."""
-    if isinstance(value, Tensor):
-        return not bool(torch.count_nonzero(value))
-    return bool(value == 0)
 
 
 def _other_optimizer(u: int, seen: OptimizerTrace) -> Finding:

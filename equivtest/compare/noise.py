@@ -1,0 +1,59 @@
+"""What is rounding of the oracle and what is not: null tensors, and the floor of comparison B."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from equivtest.arms.oracle import JITTERS, NULL, PERMUTATIONS, Whole
+from equivtest.compare.distance import MaybeTensors, difference, distance, ratio
+from equivtest.compare.tolerance import FLOAT64_CAP
+
+
+def beyond_cap(
+    cap: float, runs: Sequence[MaybeTensors], truth: MaybeTensors, scale: Sequence[float]
+) -> list[int]:
+    """Tensors that are further from the oracle than the precision's noise may be.
+
+    Among them are null ones of which every example rounds alike in any split.
+    """
+    return [
+        t
+        for t, s in enumerate(scale)
+        if max(ratio(distance(run[t], truth[t]), s) for run in runs) > cap
+    ]
+
+
+def null(oracle: Whole, suspects: Sequence[int]) -> list[bool]:
+    """Gradients that are zero in exact arithmetic: their float64 noise is of the size of S_t.
+
+    Only suspects are looked at, and only rounding is asked (``Whole.unsteady``): were a split that
+    comes out differently evidence as well, no difference that a split makes could fail B.
+    """
+    found = [False] * len(oracle.scale)
+    for t in suspects:
+        found[t] = oracle.unsteady(t, oracle.scale[t])
+    return found
+
+
+def split_floor(oracle: Whole) -> list[float]:
+    """Float64 noise of the oracle: permutations, and parameters moved in their last bits.
+
+    Splits are left out: a source that splitting brings would raise its own tolerance. The same
+    holds for a forward that draws random numbers or depends on the order of examples (beyond the
+    cap of float64). Last bits stand in for them: a split runs other kernels, whose roundings in the
+    forward a deep stack magnifies, and so does a last bit in its parameters. What they move is
+    rounding however large it is, up to the null tensors: the elements of one example may cancel,
+    and S_t does not count that (a scalar before a softmax that is nearly sure: 2e-7 of S_t).
+    """
+    nudged = [oracle.third(), *(oracle.jittered(k) for k in range(JITTERS))]
+    permuted = [] if oracle.drew else [oracle.permuted(k) for k in range(PERMUTATIONS)]
+    floor = [0.0] * len(oracle.scale)
+    for run, cap in [*((r, NULL) for r in nudged), *((r, FLOAT64_CAP) for r in permuted)]:
+        moved = relative(run, oracle.gradients, oracle.scale)
+        floor = [max(f, m if m <= cap else 0.0) for f, m in zip(floor, moved, strict=True)]
+    return floor
+
+
+def relative(run: MaybeTensors, truth: MaybeTensors, scale: Sequence[float]) -> list[float]:
+    """Distance over scale, by tensor."""
+    return [ratio(d, s) for d, s in zip(difference(run, truth), scale, strict=True)]
