@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -16,7 +15,6 @@ from equivtest.arms.replay import Replay, Start
 from equivtest.compare import beside
 from equivtest.compare.cause import Cause
 from equivtest.compare.clip import clip_explains, received
-from equivtest.compare.continuity import same_values
 from equivtest.compare.distance import MaybeTensors, all_finite, norm
 from equivtest.compare.gradient import (
     AgainstOracle,
@@ -27,6 +25,7 @@ from equivtest.compare.gradient import (
     smallest_weight_seen,
     vanished,
 )
+from equivtest.compare.rows import tensor_row, update_row
 from equivtest.compare.telling import gradient_finding, over, split_finding
 from equivtest.compare.verdict import Finding, TensorRow, UpdateRow
 from equivtest.compare.weights import Weights, fit
@@ -107,7 +106,7 @@ class _UpdateJudge:
         judged = not all(one.skipped for one in a)
         c, rows = self._compared(a, always_oracle) if judged else (None, ())
         return Judged(
-            row=self._row(with_oracle=c is not None),
+            row=self._row(None if c is None else self.oracle.loss),
             rows=rows,
             findings=tuple(self.findings),
             notes=tuple(self.notes),
@@ -242,7 +241,12 @@ class _UpdateJudge:
         self._note_rounding(states)
         self.findings += gradient_finding(self.u, self.names, states, a, weights)
         self._losses(c)
-        return c, tuple(self._tensor_row(t, states[t], a[t], c) for t in range(len(a)))
+        gradients = self.gradients
+        rows = tuple(
+            tensor_row(self.u, t, self.names[t], states[t], gradients[one.rank][t], one, c)
+            for t, one in enumerate(a)
+        )
+        return c, rows
 
     def _against_oracle(self, full_floor: bool) -> AgainstOracle:
         self.oracle.check_counts()
@@ -270,12 +274,11 @@ class _UpdateJudge:
 
     def _without_vanished(self, states: list[str], c: AgainstOracle) -> list[str]:
         """Gradients that are all zeros where the oracle's are not were not compared."""
+        gradients, truth = self.gradients, self.oracle.gradients
         gone = [
             t
             for t, state in enumerate(states)
-            if state == "equal"
-            and not c.null[t]
-            and vanished(self.gradients, self.oracle.gradients, t)
+            if state == "equal" and not c.null[t] and vanished(gradients, truth, t)
         ]
         if gone:
             self.notes.append(
@@ -311,50 +314,13 @@ class _UpdateJudge:
         self.findings += findings
         self.notes += notes
 
-    # -- as rows
-
     @cached_property
     def _loss(self) -> float | None:
         return beside.candidate_loss(self.seen, self.replay, self.reference.total(self.group))
 
-    def _tensor_row(
-        self, t: int, state: str, a: AgainstReplay, c: AgainstOracle | None
-    ) -> TensorRow:
-        held = self.gradients[a.rank][t]
-        row = TensorRow(
-            update=self.u,
-            tensor=self.names[t],
-            shape=() if held is None else tuple(held.shape),
-            dtype="none" if held is None else str(held.dtype)[6:],
-            state=state,
-            worst_rank=a.rank,
-        )
-        if a.skipped:
-            return row
-        row = replace(
-            row, replay_distance=a.distance, replay_tolerance=a.tolerance, norm=norm(held)
-        )
-        return row if c is None else c.written_into(row, t)
-
-    def _row(self, with_oracle: bool) -> UpdateRow:
-        update = self.seen[0]
-        lr = update.optimizers[0].groups[0][1].get("lr") if update.optimizers else None
-        squared = sum(norm(g) ** 2 for g in self.gradients[0])
-        return UpdateRow(
-            update=self.u,
-            epoch=self.group.epoch,
-            examples=len(self.group.flat),
-            supervised=sum(self.reference.total(self.group).values()),
-            applied=update.applied,
-            loss=self._loss,
-            oracle_loss=self.oracle.loss if with_oracle else None,
-            lr=None if lr is None else float(lr),
-            loss_scale=update.scale,
-            grad_norm=math.sqrt(squared) if math.isfinite(squared) else None,
-            clipped=bool(update.clip_bounds),
-            peak_bytes=max((m.peak_bytes for m in update.microbatches), default=None),
-            replay_bits_equal=all(
-                same_values(g, e)
-                for g, e in zip(self.gradients[0], self.replay.reduced, strict=True)
-            ),
+    def _row(self, oracle_loss: float | None) -> UpdateRow:
+        supervised = sum(self.reference.total(self.group).values())
+        update, gradient = self.seen[0], self.gradients[0]
+        return update_row(
+            self.group, update, gradient, self.replay, supervised, self._loss, oracle_loss
         )
