@@ -1,37 +1,14 @@
 """The recipe: how to accumulate, without any process group."""
 
-import contextlib
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from ranks import a_rank, weight
+from torch import nn
 
-from equivtest import Group, Loss, Rank
+from equivtest import Group, Loss
 from equivtest.loops import accumulate, normalised, several
-
-
-class Bare(nn.Module):
-    """A wrapper that reduces nothing and remembers for which forwards it would have."""
-
-    def __init__(self, module: nn.Module) -> None:
-        super().__init__()
-        self.module = module
-        self.reduces = True
-        self.forwards: list[bool] = []
-
-    def forward(self, x: Tensor) -> Tensor:
-        self.forwards.append(self.reduces)
-        return self.module(x)
-
-    @contextlib.contextmanager
-    def no_sync(self):
-        self.reduces = False
-        try:
-            yield
-        finally:
-            self.reduces = True
 
 
 class Calls:
@@ -47,16 +24,6 @@ class Calls:
         self.calls += 1
 
 
-def weight(value: float = 0.0) -> nn.Linear:
-    module = nn.Linear(1, 1, bias=False)
-    nn.init.constant_(module.weight, value)
-    return module
-
-
-def total(model: nn.Module, batch: Tensor) -> Loss:
-    return Loss(model(batch).sum(), count=len(batch))
-
-
 def groups(*updates: list[list[float]]) -> list[Group]:
     """Groups of microbatches of numbers; the count is the number of numbers."""
     made = []
@@ -68,51 +35,29 @@ def groups(*updates: list[list[float]]) -> list[Group]:
     return made
 
 
-def a_rank(module: nn.Module, its_groups: list[Group], **changes: Any) -> Rank:
-    given: dict[str, Any] = {
-        "model": Bare(module),
-        "module": module,
-        "optimizer": torch.optim.SGD(module.parameters(), lr=1.0),
-        "scheduler": None,
-        "scaler": None,
-        "average": None,
-        "groups": its_groups,
-        "D": 1,
-        "dp_rank": 0,
-        "dp_group": None,
-        "device": torch.device("cpu"),
-        "loss": total,
-        "dataset": (),
-        "scheduler_unit": "applied",
-        "clip_norm": None,
-        "_autocast": contextlib.nullcontext,
-    }
-    return Rank(**{**given, **changes})
-
-
 def test_unequal_microbatches_are_divided_by_the_count_of_the_group() -> None:
     # Loss w * x, examples 1, 2, 3, 6 of mean 3: w moves from 0 to -3 with a learning rate of 1.
     # The mean of the microbatches' means would be (2 + 6) / 2 = 4.
     module = weight()
-    accumulate(a_rank(module, groups([[1.0, 2.0, 3.0], [6.0]])))
+    accumulate(a_rank(module, groups=groups([[1.0, 2.0, 3.0], [6.0]])))
     assert module.weight.item() == -3.0
 
 
 def test_only_the_last_forward_and_backward_of_a_group_reduce() -> None:
-    rank = a_rank(weight(), groups([[1.0], [2.0], [3.0]], [[1.0], [2.0], [3.0]]))
+    rank = a_rank(weight(), groups=groups([[1.0], [2.0], [3.0]], [[1.0], [2.0], [3.0]]))
     accumulate(rank)
     assert rank.model.forwards == [False, False, True] * 2  # type: ignore[union-attr]
 
 
 def test_the_loss_is_multiplied_by_the_replicas_that_the_wrapper_averages_over() -> None:
     module = weight()
-    accumulate(a_rank(module, groups([[1.0], [1.0]]), D=4))
+    accumulate(a_rank(module, groups=groups([[1.0], [1.0]]), D=4))
     assert module.weight.item() == -4.0  # 4 x the mean 1, which the wrapper would divide by 4
 
 
 def test_gradients_are_cleared_between_groups() -> None:
     module = weight()
-    accumulate(a_rank(module, groups([[1.0]], [[2.0]])))
+    accumulate(a_rank(module, groups=groups([[1.0]], [[2.0]])))
     assert module.weight.item() == -3.0  # -1 - 2; carried over it would be -1 - 3
     assert module.weight.grad is None
 
@@ -120,7 +65,7 @@ def test_gradients_are_cleared_between_groups() -> None:
 def test_the_clip_bounds_the_accumulated_gradient() -> None:
     # Gradient (3 + 5) / 2 = 4, bound 2: the update is 2 (torch divides by 4 + 1e-6).
     module = weight()
-    accumulate(a_rank(module, groups([[3.0], [5.0]]), clip_norm=2.0))
+    accumulate(a_rank(module, groups=groups([[3.0], [5.0]]), clip_norm=2.0))
     assert module.weight.item() == pytest.approx(-2.0, rel=1e-6)
     assert module.weight.item() != -4.0
 
@@ -129,7 +74,7 @@ def test_the_clip_sees_gradients_without_the_loss_scale() -> None:
     # Gradient 0.5 under bound 1: untouched. Clipped while scaled by 1024 it would be 1/1024.
     module = weight()
     scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
-    accumulate(a_rank(module, groups([[0.5]]), clip_norm=1.0, scaler=scaler))
+    accumulate(a_rank(module, groups=groups([[0.5]]), clip_norm=1.0, scaler=scaler))
     assert module.weight.item() == -0.5
 
 
@@ -144,7 +89,7 @@ def test_the_schedule_moves_in_its_unit(unit: str, calls: int) -> None:
     accumulate(
         a_rank(
             weight(),
-            groups([[1.0], [1.0]], [[1.0], [float("inf")]], [[1.0], [1.0]]),
+            groups=groups([[1.0], [1.0]], [[1.0], [float("inf")]], [[1.0], [1.0]]),
             scheduler=scheduler,
             scheduler_unit=unit,
             scaler=scaler,
@@ -156,7 +101,7 @@ def test_the_schedule_moves_in_its_unit(unit: str, calls: int) -> None:
 def test_a_skipped_update_moves_neither_weights_nor_averages() -> None:
     module, average = weight(1.0), Calls()
     scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
-    accumulate(a_rank(module, groups([[float("inf")]]), average=average, scaler=scaler))
+    accumulate(a_rank(module, groups=groups([[float("inf")]]), average=average, scaler=scaler))
     assert module.weight.item() == 1.0
     assert average.calls == 0
     assert scaler.get_scale() == 2.0  # torch's backoff factor is 0.5
@@ -164,7 +109,7 @@ def test_a_skipped_update_moves_neither_weights_nor_averages() -> None:
 
 def test_averages_move_once_for_each_applied_update() -> None:
     average = Calls()
-    accumulate(a_rank(weight(), groups([[1.0], [2.0]], [[1.0], [2.0]]), average=average))
+    accumulate(a_rank(weight(), groups=groups([[1.0], [2.0]], [[1.0], [2.0]]), average=average))
     assert average.calls == 2
 
 
@@ -174,7 +119,7 @@ def test_several_optimizers_are_all_moved_and_cleared() -> None:
         "first": torch.optim.SGD(module[0].parameters(), lr=1.0),
         "second": torch.optim.SGD(module[1].parameters(), lr=0.5),
     }
-    accumulate(a_rank(module, groups([[2.0]]), optimizer=optimizers))
+    accumulate(a_rank(module, groups=groups([[2.0]]), optimizer=optimizers))
     # w2 * w1 * x at w1 = w2 = 1, x = 2: both gradients are 2.
     assert [p.item() for p in module.parameters()] == [-1.0, 0.0]
     assert [p.grad for p in module.parameters()] == [None, None]

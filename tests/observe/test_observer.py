@@ -4,8 +4,9 @@ from typing import Any
 
 import pytest
 import torch
+from ranks import a_rank, weight
 from torch import Tensor, nn
-from watching import a_rank, numbers, observed, unobserved, weight
+from watching import numbers, observed, unobserved
 
 import equivtest
 from equivtest import Experiment, Loss, Plan, Rank

@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 import torch
+from ranks import a_rank, weight
 from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel
 from torch.utils.checkpoint import checkpoint
-from watching import a_rank, groups, numbers, observed, weight
+from watching import groups, numbers, observed
 
 from equivtest import Loss, Rank
 from equivtest.loops import accumulate

@@ -1,62 +1,14 @@
 """A loop watched in this process, without any process group."""
 
-import contextlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from equivtest import Group, Loss, Rank
+from equivtest import Group, Rank
 from equivtest.observe import Trace
 from equivtest.observe.observer import Observer
-
-
-class Bare(nn.Module):
-    """A wrapper that reduces nothing."""
-
-    def __init__(self, module: nn.Module) -> None:
-        super().__init__()
-        self.module = module
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.module(x)
-
-    def no_sync(self) -> contextlib.AbstractContextManager[None]:
-        return contextlib.nullcontext()
-
-
-def total(model: nn.Module, batch: Tensor) -> Loss:
-    return Loss(model(batch).sum(), count=len(batch))
-
-
-def weight(value: float = 0.0) -> nn.Linear:
-    module = nn.Linear(1, 1, bias=False)
-    nn.init.constant_(module.weight, value)
-    return module
-
-
-def a_rank(module: nn.Module, **changes: Any) -> Rank:
-    given: dict[str, Any] = {
-        "model": Bare(module),
-        "module": module,
-        "optimizer": torch.optim.SGD(module.parameters(), lr=1.0),
-        "scheduler": None,
-        "scaler": None,
-        "average": None,
-        "groups": (),
-        "D": 1,
-        "dp_rank": 0,
-        "dp_group": None,
-        "device": torch.device("cpu"),
-        "loss": total,
-        "dataset": (),
-        "scheduler_unit": "applied",
-        "clip_norm": None,
-        "_autocast": contextlib.nullcontext,
-    }
-    return Rank(**{**given, **changes})
-
 
 Updates = Sequence[Sequence[Tensor]]
 
