@@ -39,6 +39,7 @@ class Loss:
     total: Tensor
     count: Tensor | float
 
+    # Told of every loss that is made, also inside a loop that does not cooperate.
     observer: ClassVar[Callable[[Loss], None] | None] = None
 
     def __post_init__(self) -> None:

@@ -47,7 +47,7 @@ class Precision:
         parameters: dtype of parameters, gradients and floating inputs.
         autocast: dtype of the forward under autocast, or none.
         u: unit roundoff of the arithmetic.
-        cap: largest noise floor at which a tensor is still judged against the oracle (design §6).
+        cap: largest noise floor at which a tensor is still judged against the oracle.
         kappa: noise floors that comparison C allows.
         c: unit roundoffs that the noise floor is at least.
         scaled: the loss is scaled (GradScaler).

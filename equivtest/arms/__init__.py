@@ -1,4 +1,4 @@
-"""Four ways to run one case: oracle, large batch, replay and candidate (design §5)."""
+"""Four ways to run one case: oracle, large batch, replay and candidate."""
 
 from equivtest.arms.candidate import candidate
 from equivtest.arms.case import Case

@@ -1,4 +1,4 @@
-"""The tolerances of the three comparisons (design §6), each with the measurement it rests on."""
+"""The tolerances of the three comparisons, and of the weights."""
 
 from __future__ import annotations
 
