@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from equivtest.arms.case import Case
@@ -47,10 +48,12 @@ def examples(case: Case, trace: Trace) -> Iterator[Finding]:
     for u, (update, group) in enumerate(zip(trace.updates, case.groups, strict=False)):
         dealt = [ids for ids in group.ids[trace.rank] if ids]
         received = [m.ids for m in update.microbatches if m.ids is not None]
-        foreign = sorted(set(_flat(received)) - set(_flat(dealt)))
-        missing = sorted(set(_flat(dealt)) - set(_flat(received)))
+        times = Counter(i for ids in received for i in ids)
+        wanted = {i for ids in dealt for i in ids}
+        foreign = sorted(times.keys() - wanted)
+        missing = sorted(wanted - times.keys())
         complete = len(received) == len(dealt) == len([m for m in update.microbatches if m.ids])
-        twice = sorted({i for i in _flat(received) if _flat(received).count(i) > 1})
+        twice = sorted(i for i, n in times.items() if n > 1)
         problem = ""
         if foreign:
             problem = f"examples {_some(foreign)} are not dealt to it"
@@ -118,10 +121,6 @@ def scheduler_calls(unit: str, trace: Trace, groups: Sequence[GroupLayout], u: i
     if unit == "attempted":
         return u
     return sum(update.applied for update in trace.updates[:u])
-
-
-def _flat(ids: Sequence[Sequence[int]]) -> list[int]:
-    return [i for microbatch in ids for i in microbatch]
 
 
 def _some(ids: Sequence[int]) -> str:
