@@ -128,6 +128,12 @@ class Reference:
         start = self._initial_start(group)
         replay(self.bench, self._batches, group, self.total(group), start)
 
+    def try_no_examples(self) -> None:
+        """Run a batch without examples in the case's precision, for what it raises."""
+        initial = self.initial()
+        self.bench.load(initial.parameters, initial.buffers)
+        self.bench.run(self._batches(()), lambda *_: 1.0)
+
     def _initial_start(self, group: GroupLayout) -> Start:
         initial = self.initial()
         return Start(initial.parameters, tuple(initial.buffers for _ in group.ids))

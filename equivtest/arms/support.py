@@ -11,12 +11,14 @@ from equivtest.batches import CountError
 from equivtest.experiment import Experiment
 from equivtest.pool import Seat
 
-REFUSALS = re.compile(
+LIMITS = re.compile(
     r"not implemented|not supported|unsupported|does not support|could not (run|create)|"
-    r"expected more than 1|must be non-?zero|out of bounds|non-empty|empty",
+    r"expected more than 1",
     re.IGNORECASE,
 )
 """How torch words what it cannot run: a dtype without kernel, a batch too small for a layer."""
+
+TORCH_RAISES = (RuntimeError, NotImplementedError, ValueError, IndexError)
 
 
 def refused(seat: Seat, experiment: Experiment, case: Case) -> str | None:
@@ -40,10 +42,22 @@ def refused(seat: Seat, experiment: Experiment, case: Case) -> str | None:
         try:
             for group in case.groups:
                 reference.try_microbatches(group)
-        except (RuntimeError, NotImplementedError, ValueError, IndexError) as error:
-            if isinstance(error, NotImplementedError) or REFUSALS.search(str(error)):
+        except TORCH_RAISES as error:
+            limit = isinstance(error, NotImplementedError) or LIMITS.search(str(error))
+            if limit or _refuses_no_examples(reference, case):
                 return f"torch refuses it in {case.precision.name}: {_first_line(error)}"
     return None
+
+
+def _refuses_no_examples(reference: Reference, case: Case) -> bool:
+    """The plan has a microbatch without examples, and the model cannot run one."""
+    if all(n for group in case.groups for replica in group.shape for n in replica):
+        return False
+    try:
+        reference.try_no_examples()
+    except TORCH_RAISES:
+        return True
+    return False
 
 
 def _first_line(error: Exception) -> str:

@@ -8,10 +8,9 @@ from dataclasses import replace
 from equivtest.arms.case import Case
 from equivtest.compare.verdict import Card, EventRow, TensorRow
 from equivtest.experiment import Experiment
-from equivtest.loops import accumulate
 from equivtest.observe.trace import Trace
 
-NORMALISATION = "sum over supervised elements / their number in the group"
+NORMALISATION = "the plan's: sum over supervised elements / their number in the group"
 
 
 def planned_card(experiment: Experiment, case: Case) -> Card:
@@ -52,7 +51,6 @@ def card_of(
     received = [m.ids for t in traces for u in t.updates for m in u.microbatches]
     counted = [sum(m.counts) for t in traces for u in t.updates for m in u.microbatches]
     known = [ids for ids in received if ids is not None]
-    loop = "the recipe's" if case.loop in (None, accumulate) else "the loop's own"
     return replace(
         card,
         optimizer=", ".join(sorted({o.kind.__name__ for u in first for o in u.optimizers})),
@@ -67,7 +65,7 @@ def card_of(
         blind_tensors=_names(row for row in rows if row.blind),
         not_judged=_names(row for row in rows if row.state == "not judged"),
         smallest_weight_seen=smallest_weight_seen,
-        normalisation=f"{NORMALISATION} ({loop})",
+        normalisation=NORMALISATION,
     )
 
 

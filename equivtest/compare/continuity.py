@@ -36,6 +36,9 @@ def continuity(trace: Trace, initial: Tensors) -> Iterator[Finding]:
         yield from _same(
             trace.rank, last, previous.after, previous.end.parameters, "after the last update"
         )
+        yield from _same(
+            trace.rank, last, previous.averages, trace.averages_after, "after the last update"
+        )
         for optimizer in previous.optimizers:
             left = trace.state_after.get(optimizer.names)
             if left is not None:

@@ -249,8 +249,9 @@ class Verdict:
 
     @property
     def worst(self) -> TensorRow | None:
-        """The row with the largest margin."""
-        return max(self.rows, key=lambda row: row.margin, default=None)
+        """The row with the largest margin, among those judged if any were."""
+        judged = [row for row in self.rows if row.state != "not judged"]
+        return max(judged or self.rows, key=lambda row: row.margin, default=None)
 
     @property
     def tensors(self) -> pd.DataFrame:
