@@ -77,7 +77,8 @@ class Experiment:
         scheduler: ``optimizer -> scheduler``; for a mapping of optimizers, of schedulers.
         scheduler_unit: what one call of the scheduler follows: an ``applied`` update, an
             ``attempted`` one, or a ``microbatch``.
-        clip_norm: bound of the total gradient norm, or no clip.
+        clip_norm: bound of the total gradient norm (``clip_grad_norm_``), or no clip.
+        clip_value: bound of each element's magnitude (``clip_grad_value_``) instead, or no clip.
         scaler: ``() -> torch.amp.GradScaler`` for ``fp16-mixed``; torch's own defaults if left out.
         averages: ``model -> shadow of the weights`` with ``update_parameters(model)``, such as
             ``torch.optim.swa_utils.AveragedModel``.
@@ -97,6 +98,7 @@ class Experiment:
     scheduler: Callable[[Any], Any] | None = None
     scheduler_unit: SchedulerUnit = "applied"
     clip_norm: float | None = None
+    clip_value: float | None = None
     scaler: Callable[[], Any] | None = None
     averages: Callable[[Any], Any] | None = None
     updates: int = 2
@@ -119,9 +121,7 @@ class Experiment:
                 _callable(argument, getattr(self, argument))
         _one_of("scheduler_unit", self.scheduler_unit, ("applied", "attempted", "microbatch"))
         _one_of("last_group", self.last_group, ("process", "drop", None))
-        bound = self.clip_norm
-        if bound is not None and not (isinstance(bound, (int, float)) and bound > 0):
-            raise ValueError(f"clip_norm={bound!r}: pass a positive bound, or None")
+        _clip(self.clip_norm, self.clip_value)
         if isinstance(self.updates, bool) or not isinstance(self.updates, int) or self.updates < 1:
             raise ValueError(f"updates={self.updates!r}: pass a whole number of at least 1")
 
@@ -183,7 +183,7 @@ class Rank:
         device: where the model is.
         loss: the experiment's loss function.
         dataset: the experiment's data, for a framework that brings its own loader.
-        scheduler_unit, clip_norm: the experiment's.
+        scheduler_unit, clip_norm, clip_value: the experiment's.
     """
 
     model: Any
@@ -201,6 +201,7 @@ class Rank:
     dataset: Sequence[Any]
     scheduler_unit: SchedulerUnit
     clip_norm: float | None
+    clip_value: float | None
     _autocast: Callable[[], AbstractContextManager[Any]] = field(repr=False)
 
     def autocast(self) -> AbstractContextManager[Any]:
@@ -235,6 +236,17 @@ def _factories(model: Any, optimizer: Any) -> None:
         raise TypeError(
             f"optimizer is the class {name}: pass a function of the model, such as "
             f"lambda model: torch.optim.{name}(model.parameters(), lr=1e-3)"
+        )
+
+
+def _clip(norm: float | None, value: float | None) -> None:
+    for argument, bound in (("clip_norm", norm), ("clip_value", value)):
+        if bound is not None and not (isinstance(bound, (int, float)) and bound > 0):
+            raise ValueError(f"{argument}={bound!r}: pass a positive bound, or None")
+    if norm is not None and value is not None:
+        raise ValueError(
+            f"clip_norm={norm!r} and clip_value={value!r} are two clips, and which of them comes "
+            "first changes the update: pass one"
         )
 
 

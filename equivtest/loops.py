@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.utils import clip_grad_norm_
+from torch.nn.utils import clip_grad_norm_, clip_grad_value_
 
 from equivtest.experiment import Group, Loss, LossResult, Rank
 
@@ -58,6 +58,8 @@ def update(rank: Rank, optimizers: list[Any]) -> bool:
             rank.scaler.unscale_(optimizer)
     if rank.clip_norm is not None:
         clip_grad_norm_(rank.module.parameters(), rank.clip_norm)
+    if rank.clip_value is not None:
+        clip_grad_value_(rank.module.parameters(), rank.clip_value)
     if rank.scaler is None:
         for optimizer in optimizers:
             optimizer.step()

@@ -60,6 +60,7 @@ def a_rank(module: nn.Module, **changes: Any) -> Rank:
         "dataset": (),
         "scheduler_unit": "applied",
         "clip_norm": None,
+        "clip_value": None,
         "_autocast": contextlib.nullcontext,
     }
     return Rank(**{**given, **changes})

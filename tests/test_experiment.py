@@ -54,6 +54,13 @@ def test_an_unknown_last_group_is_refused_with_those_there_are() -> None:
 def test_a_clip_bound_that_is_not_positive_is_refused(bound: float) -> None:
     with pytest.raises(ValueError, match=f"clip_norm={bound!r}: pass a positive bound, or None"):
         an_experiment(clip_norm=bound)
+    with pytest.raises(ValueError, match=f"clip_value={bound!r}: pass a positive bound, or None"):
+        an_experiment(clip_value=bound)
+
+
+def test_two_clips_are_refused_with_what_was_given() -> None:
+    with pytest.raises(ValueError, match=r"clip_norm=1.0 and clip_value=0.5 are two .* pass one"):
+        an_experiment(clip_norm=1.0, clip_value=0.5)
 
 
 @pytest.mark.parametrize("updates", [0, -1, 1.5, True, "2"])

@@ -70,6 +70,13 @@ def test_the_clip_bounds_the_accumulated_gradient() -> None:
     assert module.weight.item() != -4.0
 
 
+def test_the_clip_by_value_bounds_each_element_of_the_accumulated_gradient() -> None:
+    # The same gradient of 4, and its only element is bounded by 2.5.
+    module = weight()
+    accumulate(a_rank(module, groups=groups([[3.0], [5.0]]), clip_value=2.5))
+    assert module.weight.item() == -2.5
+
+
 def test_the_clip_sees_gradients_without_the_loss_scale() -> None:
     # Gradient 0.5 under bound 1: untouched. Clipped while scaled by 1024 it would be 1/1024.
     module = weight()

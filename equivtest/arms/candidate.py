@@ -67,6 +67,7 @@ def _rank(
         dataset=experiment.data,
         scheduler_unit=experiment.scheduler_unit,
         clip_norm=experiment.clip_norm,
+        clip_value=experiment.clip_value,
         _autocast=lambda: case.precision.context(case.device),
     )
 

@@ -53,12 +53,13 @@ class Cause(StrEnum):
     CLIP = (
         "differs.clip",
         "The clipped gradient is not what the experiment's bound makes of the gradient before it. "
-        "Check the bound, the norm's parameters, and that the clip follows unscale.",
+        "Check the bound, the parameters of the norm, and that the clip follows unscale.",
     )
     CLIP_MISSING = (
         "clip.missing",
-        "The experiment clips, and the gradient's norm is above the bound at the update: it was "
-        "not clipped there. Call clip_grad_norm_ after the last backward (and after unscale_).",
+        "The experiment clips, and the gradient is beyond the bound at the update: it was not "
+        "clipped there. Call clip_grad_norm_ (clip_grad_value_, where the experiment clips by "
+        "value) after the last backward, and after unscale_.",
     )
     BUFFERS = (
         "differs.buffers",

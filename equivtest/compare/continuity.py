@@ -192,6 +192,11 @@ def same_values(a: Any, b: Any) -> bool:
     return bool(((a == b) | (a.isnan() & b.isnan())).all())
 
 
+def all_same(a: Mapping[str, Tensor | None], b: Mapping[str, Tensor | None]) -> bool:
+    """``same_values`` of every tensor of ``a`` with that of its name in ``b``."""
+    return all(same_values(a[n], b.get(n)) for n in a)
+
+
 def agreement(traces: Sequence[Trace]) -> tuple[list[Finding], tuple[str, ...]]:
     """Every rank's gradients and parameters against rank 0's, and a sentence a rank."""
     findings: list[Finding] = []

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -71,6 +71,17 @@ def ratio(distance: float, scale: float) -> float:
     if scale > 0:
         return distance / scale
     return 0.0 if distance == 0 else math.inf
+
+
+def total(tensors: MaybeTensors) -> float:
+    """Norm over all tensors."""
+    return math.sqrt(sum(n**2 for n in norms(tensors)))
+
+
+def apart(a: Mapping[str, Tensor | None], b: Mapping[str, Tensor | None]) -> float:
+    """Distance over all tensors by name, relative to the norm of ``b``."""
+    squared = sum(distance(a[n], b.get(n)) ** 2 for n in a)
+    return ratio(math.sqrt(squared), total(list(b.values())))
 
 
 def _plain(tensor: Tensor) -> bool:

@@ -13,6 +13,7 @@ from equivtest.arms.case import Case
 from equivtest.arms.reference import Reference
 from equivtest.compare import planned
 from equivtest.compare.card import card_of, event_rows
+from equivtest.compare.clip import clip_of
 from equivtest.compare.continuity import agreement, continuity
 from equivtest.compare.parameters import ParameterJudge
 from equivtest.compare.telling import telling
@@ -42,9 +43,9 @@ def _verdict(
     parameters = ParameterJudge(experiment, case, traces[0])
     updates: list[Judged] = []
     shapes: set[object] = set()
+    clip = clip_of(experiment)
     for u in range(min([len(case.groups), *(len(trace.updates) for trace in traces)])):
         shape = case.groups[u].shape
-        clip = experiment.clip_norm
         judged = judge_update(reference, case, traces, u, clip, always_oracle=shape not in shapes)
         if judged.oracle is not None:
             shapes.add(shape)

@@ -16,7 +16,7 @@ from equivtest.arms.case import Case
 from equivtest.compare import optimizer as replayed
 from equivtest.compare.beside import untouched
 from equivtest.compare.cause import Cause
-from equivtest.compare.clip import clipped, judge_clip
+from equivtest.compare.clip import clip_of, judge_clip
 from equivtest.compare.continuity import same_values
 from equivtest.compare.distance import distance, norm, ratio
 from equivtest.compare.optimizer import ExpectedOptimizers
@@ -32,6 +32,7 @@ class ParameterJudge:
 
     def __init__(self, experiment: Experiment, case: Case, trace: Trace) -> None:
         self._experiment, self._case, self._trace = experiment, case, trace
+        self._clip = clip_of(experiment)
         module = build(experiment, case.precision.parameters, case.device)
         self._expected = ExpectedOptimizers(experiment, module)
         self._module = module
@@ -47,8 +48,7 @@ class ParameterJudge:
             oracle: the oracle's gradient, where it was computed.
         """
         self._advance(u)
-        bound = self._experiment.clip_norm
-        found = list(judge_clip(u, update, bound)) if update.applied else []
+        found = list(judge_clip(u, update, self._clip)) if update.applied else []
         for seen in update.optimizers:
             optimizer = self._expected.matching(seen)
             if optimizer is None:
@@ -115,8 +115,7 @@ class ParameterJudge:
         own = replayed.float64_updated(update.before, update.clipped, seen, optimizer, groups)
         ideal = None
         if oracle is not None and not any(_sparse(g) for g in update.clipped.values()):
-            bound = self._experiment.clip_norm
-            gradient = oracle if bound is None else clipped(oracle, bound)
+            gradient = oracle if self._clip is None else self._clip.clipped(oracle)
             ideal = replayed.float64_updated(update.before, gradient, seen, optimizer, groups)
         far = []
         for name in sorted(seen.names):

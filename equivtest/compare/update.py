@@ -14,7 +14,7 @@ from equivtest.arms.reference import Reference
 from equivtest.arms.replay import Replay, Start
 from equivtest.compare import beside
 from equivtest.compare.cause import Cause
-from equivtest.compare.clip import clip_explains, received
+from equivtest.compare.clip import Clip
 from equivtest.compare.distance import MaybeTensors, all_finite, norm
 from equivtest.compare.gradient import (
     AgainstOracle,
@@ -25,6 +25,7 @@ from equivtest.compare.gradient import (
     smallest_weight_seen,
     vanished,
 )
+from equivtest.compare.norm_clip import NormClip
 from equivtest.compare.rows import tensor_row, update_row
 from equivtest.compare.telling import gradient_finding, over, split_finding
 from equivtest.compare.verdict import Finding, TensorRow, UpdateRow
@@ -63,17 +64,17 @@ def judge_update(
     case: Case,
     traces: Sequence[Trace],
     u: int,
-    clip_norm: float | None,
+    clip: Clip | None,
     always_oracle: bool,
 ) -> Judged:
     """Judge update ``u`` of all ranks.
 
     Args:
-        clip_norm: the experiment's bound.
+        clip: the experiment's.
         always_oracle: run the oracle even where the loop is acquitted: for the first group of each
             shape.
     """
-    return _UpdateJudge(reference, case, traces, u, clip_norm).judge(always_oracle)
+    return _UpdateJudge(reference, case, traces, u, clip).judge(always_oracle)
 
 
 @dataclass
@@ -82,7 +83,7 @@ class _UpdateJudge:
     case: Case
     traces: Sequence[Trace]
     u: int
-    clip_norm: float | None
+    clip: Clip | None
     findings: list[Finding] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     weights: tuple[tuple[int, int, int, float, float, float], ...] = ()
@@ -130,13 +131,14 @@ class _UpdateJudge:
         self, a: list[AgainstReplay], skipped: frozenset[str]
     ) -> list[AgainstReplay]:
         """Judge what the optimizer received instead, if that acquits and no clip was seen."""
-        if self.clip_norm is None or any(update.clip_bounds for update in self.seen):
+        if self.clip is None or any(update.clip_bounds for update in self.seen):
             return a
-        if self.seen[0].norm_taken and clip_explains(self.seen[0], self.clip_norm):
+        plan = dict(zip(self.names, self.replay.expected, strict=True))
+        told = self.clip.received(self.seen[0], plan)
+        if told is None:
             return a
-        told = received(self.seen[0], self.replay.expected, self.clip_norm)
         clipped = [[update.clipped.get(name) for name in self.names] for update in self.seen]
-        instead = self._against_replay(skipped, clipped, told.shrunk(self.replay))
+        instead = self._against_replay(skipped, clipped, told.as_clipped(self.replay))
         if not all(one.within for one in instead):
             return a
         self.seen = [told.before_clip(update) for update in self.seen]
@@ -189,10 +191,10 @@ class _UpdateJudge:
         return self.reference.large(self.group, self.start, self.loss_scale)
 
     def _unheld(self) -> frozenset[str]:
-        """Parameters that no optimizer holds: nothing comes of their gradients, but by a clip."""
+        """Parameters that no optimizer holds: only a clip by norm makes use of their gradients."""
         held = {name for optimizer in self.seen[0].optimizers for name in optimizer.names}
         unheld = frozenset(self.names) - held
-        if not unheld or self.clip_norm is not None:
+        if not unheld or isinstance(self.clip, NormClip):
             return frozenset()
         self.notes.append(f"no optimizer holds {sorted(unheld)[0]!r} ({len(unheld)}): not judged")
         return unheld

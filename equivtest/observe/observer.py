@@ -29,7 +29,7 @@ from equivtest.observe.building import OpenMicrobatch
 from equivtest.observe.hooks import ModuleHook, in_transform, outside_transforms, recomputing
 from equivtest.observe.patch import watched
 from equivtest.observe.rng import RandomState
-from equivtest.observe.updates import NORMS, UpdateRecording
+from equivtest.observe.updates import CLAMPS, NORMS, UpdateRecording
 
 
 class Observer(UpdateRecording):
@@ -101,6 +101,7 @@ class Observer(UpdateRecording):
                 after=self._on_broadcast,
             ),
             watched(clip_grad, "_clip_grads_with_norm_", before=self._on_clip),
+            *(watched(torch, name, before=self._on_clamp) for name in CLAMPS),
             *(watched(owner, name, before=self._on_norm) for owner, name in NORMS),
             watched(GradScaler, "scale", before=self._on_scale),
             watched(GradScaler, "unscale_", after=self._on_unscale),
@@ -226,7 +227,7 @@ class Observer(UpdateRecording):
         update.normed = None
         planned = self._planned[min(update.number, len(self._planned) - 1)]
         complete = len(update.microbatches) >= planned or update.unseen
-        if self._rank.clip_norm is not None and complete:
+        if self._clips and complete:
             # A clip written by hand may be seen by no hook: keep what it would start from.
             update.accumulated = self._model.gradients()
 

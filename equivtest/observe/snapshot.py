@@ -97,6 +97,11 @@ class ModelState:
             and gradient.data_ptr() == first.data_ptr()
         )
 
+    def has_gradients(self, tensors: Any) -> bool:
+        """Whether the first of a list of tensors is the gradient of some parameter."""
+        first = tensors[0] if isinstance(tensors, (list, tuple)) and tensors else None
+        return first is not None and any(p.grad is first for _, p in self._named())
+
     def averages(self, average: nn.Module | None) -> dict[str, Tensor]:
         """The tensors of a shadow of the weights."""
         if average is None:

@@ -24,6 +24,9 @@ NORMS = (
 )
 """Functions that a clip written by hand takes the norm with (``Tensor.norm`` calls the first)."""
 
+CLAMPS = ("_foreach_clamp_min_", "_foreach_clamp_max_")
+"""Functions of torch that a clip by value calls, ``clip_grad_value_`` in this order."""
+
 
 class UpdateRecording(Recording):
     """Records what happens between the last backward of a group and the end of its update."""
@@ -63,16 +66,25 @@ class UpdateRecording(Recording):
 
     # -- clip
 
+    @property
+    def _clips(self) -> bool:
+        """The experiment clips."""
+        return self._rank.clip_norm is not None or self._rank.clip_value is not None
+
     def _on_norm(self, tensors: Any, *_: Any, **__: Any) -> None:
         """A clip written by hand is seen by no hook, but it takes the gradient's norm first."""
         update = self._open
         if self._rank.clip_norm is None:
             return
-        ended = update.microbatches[-1].ended if update.microbatches else update.unseen
-        if ended and self._model.is_first_gradient(tensors):
+        if self._accumulated() and self._model.is_first_gradient(tensors):
             update.normed = self._model.gradients()
             if update.scale is not None and not update.unscaled:
                 update.normed = divided(update.normed, update.scale)
+
+    def _accumulated(self) -> bool:
+        """The last backward has ended."""
+        update = self._open
+        return update.microbatches[-1].ended if update.microbatches else update.unseen
 
     def _on_clip(self, parameters: Any, max_norm: float, *_: Any, **__: Any) -> None:
         update = self._open
@@ -83,6 +95,13 @@ class UpdateRecording(Recording):
                 update.clipped_scaled = True
         update.clip_bounds.append(float(max_norm))
         self._event("clip", f"bound {float(max_norm):g}")
+
+    def _on_clamp(self, tensors: Any, bound: Any = None, *_: Any, **__: Any) -> None:
+        """Half of a clip by value: ``clip_grad_value_`` clamps from below and then from above."""
+        if not isinstance(bound, (int, float)) or abs(float(bound)) in self._open.clip_bounds:
+            return
+        if self._accumulated() and self._model.has_gradients(tensors):
+            self._on_clip(tensors, abs(bound))
 
     # -- attempt
 

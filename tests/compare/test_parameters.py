@@ -10,7 +10,7 @@ from torch.nn import functional as F
 import equivtest
 from equivtest import Experiment, Loss, Plan, Rank, Verdict
 from equivtest.compare import optimizer as replayed
-from equivtest.compare.clip import clipped
+from equivtest.compare.norm_clip import NormClip
 from equivtest.loops import accumulate, normalised
 from equivtest.observe.snapshot import hyperparameters
 from equivtest.observe.trace import OptimizerTrace
@@ -322,14 +322,14 @@ def test_a_closure_evaluated_once_is_no_mistake() -> None:
 
 def test_a_clip_scales_by_the_bound_over_the_total_norm() -> None:
     # (1.5, 0) and (0, 2) over two tensors: norm 2.5, bound 1: (0.6, 0.8), but for torch's 1e-6.
-    found = clipped({"a": torch.tensor([1.5, 0.0]), "b": torch.tensor([0.0, 2.0])}, 1.0)
+    found = NormClip(1.0).clipped({"a": torch.tensor([1.5, 0.0]), "b": torch.tensor([0.0, 2.0])})
     assert found["a"].tolist() == pytest.approx([0.6, 0.0], rel=1e-6)  # type: ignore[union-attr]
     assert found["b"].tolist() == pytest.approx([0.0, 0.8], rel=1e-6)  # type: ignore[union-attr]
 
 
 def test_a_clip_leaves_the_gradient_it_was_given() -> None:
     given = {"a": torch.tensor([3.0]), "none": None}
-    assert clipped(given, 1.0)["none"] is None
+    assert NormClip(1.0).clipped(given)["none"] is None
     assert given["a"].item() == 3.0  # type: ignore[union-attr]
 
 

@@ -304,6 +304,29 @@ def test_gradients_are_taken_before_and_after_the_clip() -> None:
     assert update.after["weight"].item() == pytest.approx(-2.0, rel=1e-6)
 
 
+def test_gradients_are_taken_before_and_after_a_clip_by_value() -> None:
+    # The same gradient of 4, bounded by 2.5; both halves of the clamp are one clip.
+    rank = a_rank(weight(), clip_value=2.5)
+    trace = observed(accumulate, rank, numbers([[3.0], [5.0]]))
+    (update,) = trace.updates
+    assert update.gradient["weight"].item() == 4.0  # type: ignore[union-attr]
+    assert update.clipped["weight"].item() == 2.5  # type: ignore[union-attr]
+    assert update.clip_bounds == (2.5,)
+    assert [e.detail for e in trace.events if e.kind == "clip"] == ["bound 2.5"]
+
+
+def test_clamping_anything_else_is_no_clip() -> None:
+    def loop(rank: Rank) -> None:
+        for group in rank.groups:
+            for batch in group:
+                rank.loss(rank.model, batch).total.backward()
+            torch._foreach_clamp_min_([torch.zeros(2)], 1.0)
+            rank.optimizer.step()
+
+    trace = observed(loop, a_rank(weight(), clip_value=2.5), numbers([[3.0]]))
+    assert trace.updates[0].clip_bounds == ()
+
+
 def test_gradients_are_taken_without_the_loss_scale() -> None:
     rank = a_rank(weight(), scaler=torch.amp.GradScaler("cpu", init_scale=1024.0))
     (update,) = observed(accumulate, rank, numbers([[3.0], [5.0]])).updates
