@@ -15,30 +15,74 @@ from xdist.scheduler import LoadScheduling, LoadScopeScheduling
 
 
 class _ByFunction(LoadScopeScheduling):
-    """Units of work: a test function with all its parameters, or one test without the fixture."""
+    """Units of work: a test function with all its parameters, or one test without the fixture.
+
+    Workers may die at any moment, several at once, and some while their replacements start. The
+    base class then sends work to workers that cannot take it, and xdist swallows the error.
+    """
 
     equivalence_tests: Collection[str] = ()
 
     def _split_scope(self, nodeid: str) -> str:
         return function_of(nodeid) if nodeid in self.equivalence_tests else nodeid
 
+    def add_node_collection(self, node: Any, collection: Sequence[str]) -> None:
+        """Take what a worker collected; a replacement that collected other tests ends the run.
+
+        The base class leaves it without work, and its part of the tests without anybody.
+        """
+        super().add_node_collection(node, collection)
+        if node not in self.registered_collections:
+            wanted, given = set(self.collection or ()), set(collection)
+            pytest.exit(
+                f"worker {node.gateway.id} replaced one that died, and collected other tests, or "
+                f"in another order: {len(wanted - given)} are missing {sorted(wanted - given)[:3]}, "
+                f"{len(given - wanted)} are new {sorted(given - wanted)[:3]}. Collection must not "
+                "depend on time, on chance or on files that the tests write.",
+                returncode=pytest.ExitCode.TESTS_FAILED,
+            )
+
     def remove_node(self, node: Any) -> str | None:
         """Hand a lost worker's tests on, but for the one that it was running.
 
         The base class hands that one on as well, and a test that kills its worker kills them all.
+
+        Raises:
+            KeyError: the worker was never added, or was not needed (xdist expects this).
         """
         workload = self.assigned_work.pop(node)
-        pending = [
-            (unit, nodeid) for unit in workload.values() for nodeid in unit if not unit[nodeid]
-        ]
-        if not pending:
-            return None
-        unit, crashed = pending[0]
-        unit[crashed] = True
+        if not self.collection_is_completed:
+            # Work is dealt out once so many have collected as there are: the dead do not count.
+            self.registered_collections.pop(node, None)
+        crashed = next((t for unit in workload.values() for t in unit if not unit[t]), None)
+        if crashed is not None:
+            workload[self._split_scope(crashed)][crashed] = True
         self.workqueue.update({scope: w for scope, w in workload.items() if False in w.values()})
-        for other in self.assigned_work:
-            self._reschedule(other)
+        if self.workqueue:
+            for other in self.nodes:
+                self._reschedule(other)
         return crashed
+
+    def _reschedule(self, node: Any) -> None:
+        """Leave a worker that still collects alone: ``schedule`` comes back to it.
+
+        A worker begins a test when it has the next one, or knows that there is none: with one
+        alone it would wait for ever, as the base class leaves a replacement.
+        """
+        if node not in self.registered_collections:
+            return
+        super()._reschedule(node)
+        if self._pending_of(self.assigned_work[node]) == 1:
+            super()._reschedule(node)
+
+    def _assign_work_unit(self, node: Any) -> None:
+        """Keep a unit that cannot be sent: xdist has not heard yet that the worker is gone."""
+        scope, unit = next(iter(self.workqueue.items()))
+        try:
+            super()._assign_work_unit(node)
+        except OSError:
+            del self.assigned_work[node][scope]
+            self.workqueue[scope] = unit
 
 
 class ExperimentScheduling:

@@ -172,6 +172,67 @@ def test_others(equivalence, k):
     }
 
 
+def test_two_killed_workers_take_only_their_own_cases(session: Session) -> None:
+    """The second dies while the replacement of the first collects: two pipes see to that."""
+    for pipe in ("collecting", "replaced"):
+        os.mkfifo(session.folder / pipe)
+    session.write(
+        "conftest.py",
+        """
+import os
+
+def pytest_collection():
+    worker = os.environ.get("PYTEST_XDIST_WORKER")
+    if worker == "gw2":
+        open("collecting", "w").close()  # waits for the test that dies then
+        open("replaced").close()  # waits for that one's replacement
+    elif worker == "gw3":
+        open("replaced", "w").close()
+""",
+    )
+    session.write(
+        "test_killed.py",
+        LINEAR
+        + """
+import os, pathlib, pytest, signal
+
+@pytest.fixture(autouse=True)
+def begun(request):
+    with open("begun", "a") as file:
+        file.write(request.node.name + "\\n")
+
+@pytest.mark.parametrize("k", range(4))
+def test_kills(equivalence, k):
+    equivalence(linear, Plan(2, 2, 2), precision="fp64")
+    if k == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+@pytest.mark.parametrize("k", range(3))
+def test_kills_at_once(equivalence, k):
+    if k == 0:
+        open("collecting").close()
+        os.kill(os.getpid(), signal.SIGKILL)
+    equivalence(linear, Plan(2, 2, 2), precision="fp64")
+
+@pytest.mark.parametrize("k", range(2))
+def test_others(equivalence, k):
+    equivalence(linear, Plan(2, 2, 2), precision="fp64")
+
+def test_plain(): pass
+""",
+    )
+    status, output = session.run("-n", "2")
+    assert status == 1, output
+    assert "INTERNALERROR" not in output
+    assert "2 failed, 8 passed" in output
+    ids = [f"test_kills[{k}]" for k in range(4)] + [f"test_kills_at_once[{k}]" for k in (1, 2)]
+    ids += ["test_others[0]", "test_others[1]"]
+    assert set(session.records()) == {f"test_killed.py::{test}" for test in ids}
+    begun = (session.folder / "begun").read_text().split()
+    assert sorted(begun) == sorted([*ids, "test_kills_at_once[0]", "test_plain"])
+    assert "1 collected test left no record (1 failed)" in session.page()
+
+
 def test_a_killed_session_leaves_records_that_make_a_page(
     session: Session, capsys: pytest.CaptureFixture[str]
 ) -> None:
