@@ -34,11 +34,12 @@ class _ByFunction(LoadScopeScheduling):
         super().add_node_collection(node, collection)
         if node not in self.registered_collections:
             wanted, given = set(self.collection or ()), set(collection)
+            missing, new = sorted(wanted - given), sorted(given - wanted)
             pytest.exit(
                 f"worker {node.gateway.id} replaced one that died, and collected other tests, or "
-                f"in another order: {len(wanted - given)} are missing {sorted(wanted - given)[:3]}, "
-                f"{len(given - wanted)} are new {sorted(given - wanted)[:3]}. Collection must not "
-                "depend on time, on chance or on files that the tests write.",
+                f"in another order: {len(missing)} are missing {missing[:3]}, {len(new)} are new "
+                f"{new[:3]}. Collection must not depend on time, on chance or on files that the "
+                "tests write.",
                 returncode=pytest.ExitCode.TESTS_FAILED,
             )
 
