@@ -79,13 +79,11 @@ def _verdict(
     if reason is not None:
         return _not_run(experiment, case, reason)
     try:
-        traces = pool.run(candidate, shared, case, D=case.plan.D, timeout_s=timeout_s)
+        traces = pool.run(candidate, shared, case, D=case.plan.D, timeout_s=timeout_s, sealed=True)
     except RankFailed as failure:
         return _failed(pool, experiment, shared, case, failure)
     except PoolError as failure:
         return _error(experiment, case, failure)
-    if traces[0].refusal is not None:
-        return _not_run(experiment, case, traces[0].refusal)
     try:
         return pool.solo(judge, shared, case, traces, timeout_s=timeout_s)
     except PoolError as failure:

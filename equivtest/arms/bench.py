@@ -14,7 +14,6 @@ from equivtest.arms.build import build
 from equivtest.batches import by_term
 from equivtest.experiment import Experiment, Loss
 from equivtest.observe.memory import GraphMemory
-from equivtest.observe.rng import RandomState
 from equivtest.observe.trace import Tensors
 
 Factor = Callable[[int, str | None, torch.dtype], float | None]
@@ -30,7 +29,6 @@ class Pass:
         totals, counts, terms: of each ``Loss`` made, in order of making; a loss that is not part of
             the result has no term.
         dtypes: floating dtypes that autograd saved, where they were watched.
-        drew: the forward drew random numbers.
     """
 
     gradients: list[Tensor | None]
@@ -38,7 +36,6 @@ class Pass:
     counts: tuple[float, ...]
     terms: tuple[str | None, ...]
     dtypes: frozenset[str]
-    drew: bool
 
     def counted(self) -> dict[str, float]:
         """Counts by term."""
@@ -71,6 +68,8 @@ class Bench:
         self.module = build(experiment, dtype, device)
         self._trained = [(n, p) for n, p in self.module.named_parameters() if p.requires_grad]
         self.names = [name for name, _ in self._trained]
+        self._parameters = dict(self.module.named_parameters())
+        self._modules = list(self.module.named_modules())
 
     @torch.no_grad()
     def load(self, parameters: Tensors, buffers: Tensors | None = None) -> None:
@@ -79,16 +78,15 @@ class Bench:
         Raises:
             ValueError: the names are not the model's.
         """
-        own = dict(self.module.named_parameters())
+        own = self._parameters
         if own.keys() != parameters.keys():
             odd = sorted(own.keys() ^ parameters.keys())
             raise ValueError(
                 f"the candidate's parameters are not those of model(): {', '.join(odd[:5])}; the "
                 "factory must build the same model on each call, and the loop must not replace it"
             )
-        for name, parameter in own.items():
-            parameter.copy_(parameters[name])
-        if buffers is not None:
+        torch._foreach_copy_(list(own.values()), [parameters[name] for name in own])
+        if buffers:
             self.load_buffers(buffers)
 
     @torch.no_grad()
@@ -96,6 +94,12 @@ class Bench:
         for name, buffer in self.module.named_buffers():
             if name in buffers:
                 buffer.copy_(buffers[name])
+
+    def intact(self) -> bool:
+        """It has the modules and parameters that it was built with."""
+        held = self.module.named_parameters(), self._parameters.items()
+        mine, then = ([(name, id(p)) for name, p in named] for named in held)
+        return mine == then and self._modules == list(self.module.named_modules())
 
     def buffers(self) -> dict[str, Tensor]:
         return {n: b.detach().clone() for n, b in self.module.named_buffers()}
@@ -105,10 +109,8 @@ class Bench:
         for _, parameter in self._trained:
             parameter.grad = None
         memory = GraphMemory()
-        rng = RandomState.now()
         with memory.watching() if self._watch_dtypes else nullcontext():
             made, terms = self._losses(batch)
-        drew = rng.moved()
         roots, gradients = [], []
         for k, loss in enumerate(made):
             weight = factor(k, terms[k], loss.total.dtype)
@@ -123,7 +125,6 @@ class Bench:
             counts=tuple(float(loss.count) for loss in made),
             terms=terms,
             dtypes=frozenset(map(str, memory.dtypes)),
-            drew=drew,
         )
 
     def _losses(self, batch: Any) -> tuple[list[Loss], tuple[str | None, ...]]:

@@ -14,7 +14,8 @@ from equivtest.arms.bench import Bench, Factor, Pass
 from equivtest.arms.build import seed_everything
 from equivtest.batches import Batches, CountError, Counts, denominator
 from equivtest.compare.distance import accumulate, dense, difference, distance, norms, wide
-from equivtest.observe.trace import State
+from equivtest.observe.rng import RandomState
+from equivtest.observe.trace import State, Tensors
 
 Sum = list[Tensor | None]
 """A gradient in float64, by position in ``Bench.names``."""
@@ -79,10 +80,13 @@ class Whole:
                     "must give the supervised elements that Loss.count gives, for any split"
                 )
 
-    @property
+    @cached_property
     def drew(self) -> bool:
         """The forward draws random numbers."""
-        return self._large.drew
+        self._prepare(self.state.parameters)
+        before = RandomState.now()
+        self.bench.run(self.batches(self.ids), lambda *_: None)
+        return before.moved()
 
     @cached_property
     def repeatable(self) -> bool:
@@ -176,9 +180,12 @@ class Whole:
         return tuple(order)
 
     def _run(self, ids: Sequence[int], factor: float = 1.0) -> Pass:
-        self.bench.load(self.state.parameters, self.state.buffers)
-        seed_everything(0)  # a forward that draws numbers must still give the same bits twice
+        self._prepare(self.state.parameters)
         return self.bench.run(self.batches(ids), self._factor(factor))
+
+    def _prepare(self, parameters: Tensors) -> None:
+        self.bench.load(parameters, self.state.buffers)
+        seed_everything(0)  # a forward that draws numbers must still give the same bits twice
 
     def _jittered_run(self, k: int) -> Pass:
         generator = torch.Generator().manual_seed(k)
@@ -189,8 +196,7 @@ class Whole:
         for p in moved.values():
             units = torch.randint(-2, 3, p.shape, generator=generator)
             p.add_(p * units.to(p), alpha=eps / 2)
-        self.bench.load(moved, self.state.buffers)
-        seed_everything(0)
+        self._prepare(moved)
         return self.bench.run(self.batches(self.ids), self._factor(1.0))
 
     def _factor(self, extra: float) -> Factor:

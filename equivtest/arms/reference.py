@@ -42,6 +42,7 @@ class Reference:
         stored = case.precision.parameters
         self._batches = Batches(experiment, stored, device=case.device)
         self._batches64 = Batches(experiment, stored, torch.float64, device=case.device)
+        self._printed: tuple[Mapping[str, Tensor], bytes] | None = None
 
     @property
     def bench(self) -> Bench:
@@ -67,6 +68,16 @@ class Reference:
         """
         dtype = self._case.precision.parameters
         return self._once(("initial", dtype), lambda: self._built_twice(dtype))
+
+    def module(self) -> nn.Module:
+        """A model in the case's dtype and as it was built, for optimizers to move."""
+        dtype, device = self._case.precision.parameters, self._case.device
+        bench = self._once(("module", dtype), lambda: Bench(self._experiment, dtype, device=device))
+        if not bench.intact():  # what an optimizer's factory may do to a model stays with that one
+            bench = self._kept["module", dtype] = Bench(self._experiment, dtype, device=device)
+        initial = self.initial()
+        bench.load(initial.parameters, initial.buffers)
+        return bench.module
 
     def counts(self, group: GroupLayout) -> tuple[tuple[Counts, ...], ...]:
         """Supervised elements by replica and microbatch."""
@@ -199,6 +210,11 @@ class Reference:
 
     def _fingerprint(self, parameters: Mapping[str, Tensor]) -> bytes:
         """A hash of the parameters' bits and of the dtype that inputs are stored in."""
+        if self._printed is None or self._printed[0] is not parameters:
+            self._printed = parameters, self._hash(parameters)
+        return self._printed[1]
+
+    def _hash(self, parameters: Mapping[str, Tensor]) -> bytes:
         digest = hashlib.blake2b(str(self._case.precision.parameters).encode(), digest_size=16)
         for name in sorted(parameters):
             value = parameters[name].detach().cpu().contiguous()

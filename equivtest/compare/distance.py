@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from typing import TypeGuard
 
 import torch
 from torch import Tensor
@@ -22,12 +23,11 @@ def norm(tensor: Tensor | None) -> float:
 
 
 def norms(tensors: MaybeTensors) -> list[float]:
-    """Euclidean norms; 0 for None. One call, and one wait for a device, for all real ones."""
-    real = [t for t in tensors if t is not None and _plain(t)]
-    together = iter(
-        torch.stack(torch._foreach_norm(real, 2, torch.float64)).tolist() if real else ()
-    )
-    return [next(together) if t is not None and _plain(t) else norm(t) for t in tensors]
+    """``norm`` by position; one call, and one wait for a device, for all plain ones."""
+    plain = [t for t in tensors if _plain(t)]
+    at_once = torch._foreach_norm(plain, 2, torch.float64) if plain else ()
+    found = iter(torch.stack(at_once).tolist() if plain else ())
+    return [next(found) if _plain(t) else norm(t) for t in tensors]
 
 
 def distance(a: Tensor | None, b: Tensor | None) -> float:
@@ -51,19 +51,32 @@ def difference(a: MaybeTensors, b: MaybeTensors) -> list[float]:
 
 def accumulate(total: list[Tensor | None], part: MaybeTensors, weight: float = 1.0) -> None:
     """Add ``weight * part`` into ``total`` in place, in float64; None adds nothing."""
+    held: list[Tensor] = []
+    added: list[Tensor] = []
     for t, addend in enumerate(part):
         if addend is None:
             continue
-        held = total[t]
-        if held is None:
-            total[t] = dense(addend).to(wide(addend.dtype)) * weight
+        value, sum_so_far = dense(addend), total[t]
+        if sum_so_far is None:
+            total[t] = value.to(wide(value.dtype)) * weight
         else:
-            held.add_(dense(addend), alpha=weight)
+            held.append(sum_so_far)
+            added.append(value)
+    if held:
+        torch._foreach_add_(held, added, alpha=weight)
 
 
-def all_finite(tensors: MaybeTensors) -> bool:
-    """Whether no element is NaN or infinite."""
-    return all(t is None or math.isfinite(norm(t)) for t in tensors)
+def finite(tensors: MaybeTensors) -> list[bool]:
+    """By position, whether no element is NaN or infinite."""
+    return [math.isfinite(n) for n in norms(tensors)]
+
+
+def farthest(several: Sequence[MaybeTensors], b: MaybeTensors) -> list[float]:
+    """By position, the largest ``distance`` of any to ``b``; one object is looked at once."""
+    return [
+        max(distance(x, y) for x in {id(x): x for x in held}.values())
+        for *held, y in zip(*several, b, strict=True)
+    ]
 
 
 def ratio(distance: float, scale: float) -> float:
@@ -84,8 +97,13 @@ def apart(a: Mapping[str, Tensor | None], b: Mapping[str, Tensor | None]) -> flo
     return ratio(math.sqrt(squared), total(list(b.values())))
 
 
-def _plain(tensor: Tensor) -> bool:
-    return tensor.layout is torch.strided and tensor.is_floating_point() and tensor.numel() > 0
+def _plain(tensor: Tensor | None) -> TypeGuard[Tensor]:
+    return (
+        tensor is not None
+        and tensor.layout is torch.strided
+        and tensor.is_floating_point()
+        and tensor.numel() > 0
+    )
 
 
 def _finite(value: float) -> float:

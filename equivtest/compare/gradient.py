@@ -12,7 +12,7 @@ import torch
 from equivtest.arms.oracle import PERMUTATIONS, Whole
 from equivtest.arms.replay import Replay
 from equivtest.compare import noise
-from equivtest.compare.distance import MaybeTensors, dense, distance, norm, ratio
+from equivtest.compare.distance import MaybeTensors, dense, distance, farthest, norm, norms, ratio
 from equivtest.compare.tolerance import (
     floors,
     oracle_tolerance,
@@ -62,6 +62,8 @@ def _one_against_replay(
     worst, rank = -1.0, 0
     for r, gradient in enumerate(gradients):
         candidate = gradient[t]
+        if r > 0 and candidate is not None and candidate is gradients[0][t]:
+            continue
         if (candidate is None) != (expected is None):
             # None is not zero: it keeps weight decay and optimizer state from being applied.
             return AgainstReplay(math.inf, 0.0, r, missing=True)
@@ -157,7 +159,8 @@ def against_oracle(
     truth, scale = oracle.gradients, oracle.scale
     split = noise.relative(replay64.expected, truth, scale)
     suspects = [t for t, d in enumerate(split) if d > split_tolerance(0.0)]
-    far = noise.beyond_cap(precision.cap, [*gradients, large.gradients], truth, scale)
+    away, moved = farthest(gradients, truth), noise.relative(large.gradients, truth, scale)
+    far = [t for t, s in enumerate(scale) if max(ratio(away[t], s), moved[t]) > precision.cap]
     repeatable = oracle.repeatable
     null = noise.null(oracle, sorted({*suspects, *far}) if repeatable else ())
     split_floor = (
@@ -166,24 +169,22 @@ def against_oracle(
     tolerances = [split_tolerance(f) for f in split_floor]
     right = repeatable and all(null[t] or split[t] <= tolerances[t] for t in suspects)
 
-    runs = [large.gradients]
+    runs: list[MaybeTensors] = []
     if full_floor:
         runs += [large.permuted(k) for k in range(PERMUTATIONS)]
         runs += [] if oracle.coupled else [large.split(1), large.split(4)]
     if right:
         runs.append(replay.expected)
     sizes = [0 if g is None else g.numel() for g in truth]
-    floor = floors([noise.relative(run, truth, scale) for run in runs], sizes)
-    sizes_of_noise = [max(norm(run[t]) for run in runs) for t in range(len(truth))]
+    floor = floors([moved, *(noise.relative(run, truth, scale) for run in runs)], sizes)
     oracle_distance, oracle_tolerances = [], []
     for t in range(len(truth)):
         if null[t]:
-            largest = max(norm(gradient[t]) for gradient in gradients)
-            oracle_distance.append(largest)
-            oracle_tolerances.append(precision.kappa * sizes_of_noise[t])
+            oracle_distance.append(max(norm(gradient[t]) for gradient in gradients))
+            size_of_noise = max(norm(run[t]) for run in (large.gradients, *runs))
+            oracle_tolerances.append(precision.kappa * size_of_noise)
         else:
-            worst = max(distance(gradient[t], truth[t]) for gradient in gradients)
-            oracle_distance.append(ratio(worst, scale[t]))
+            oracle_distance.append(ratio(away[t], scale[t]))
             oracle_tolerances.append(oracle_tolerance(precision, floor[t]))
     return AgainstOracle(
         split=split,
@@ -193,8 +194,8 @@ def against_oracle(
         oracle_tolerances=oracle_tolerances,
         null=null,
         blind=[
-            not null[t] and ratio(norm(truth[t]), scale[t]) <= 2 * oracle_tolerances[t]
-            for t in range(len(truth))
+            not null[t] and ratio(size, scale[t]) <= 2 * oracle_tolerances[t]
+            for t, size in enumerate(norms(truth))
         ],
         scale=scale,
         capped=[f > precision.cap for f in floor],

@@ -12,35 +12,40 @@ from equivtest.arms.build import deterministic
 from equivtest.arms.case import Case
 from equivtest.arms.reference import Reference
 from equivtest.compare import planned
-from equivtest.compare.card import card_of, event_rows
+from equivtest.compare.alike import alike
+from equivtest.compare.card import card_of, event_rows, planned_card
 from equivtest.compare.clip import clip_of
 from equivtest.compare.continuity import agreement, continuity
 from equivtest.compare.parameters import ParameterJudge
 from equivtest.compare.telling import telling
 from equivtest.compare.update import Judged, judge_update
-from equivtest.compare.verdict import Finding, Status, TensorRow, Verdict
+from equivtest.compare.verdict import Failure, Finding, Status, TensorRow, Verdict
 from equivtest.experiment import Experiment
 from equivtest.observe.trace import Tensors, Trace
 from equivtest.pool import Seat
 
 
 def judge(seat: Seat, experiment: Experiment, case: Case, traces: Sequence[Trace]) -> Verdict:
-    """Compare the candidate's traces with the reference arms.
+    """Compare the candidate's traces with the reference arms; ``not-run`` where torch refused.
 
     Raises:
         ValueError: the experiment is not one: counts that disagree with the loss, a factory that
             builds another model on each call.
     """
+    refusal = traces[0].refusal
+    if refusal is not None:
+        card = planned_card(experiment, case)
+        return Verdict(Status.NOT_RUN, card, failure=Failure(text=refusal))
     with deterministic():
         reference = Reference(seat.cache, experiment, case)
-        return _verdict(reference, experiment, case, traces)
+        return _verdict(reference, experiment, case, alike(traces))
 
 
 def _verdict(
     reference: Reference, experiment: Experiment, case: Case, traces: Sequence[Trace]
 ) -> Verdict:
     findings = list(_beside_the_plan(case, traces, reference.initial().parameters))
-    parameters = ParameterJudge(experiment, case, traces[0])
+    parameters = ParameterJudge(reference, experiment, case, traces[0])
     updates: list[Judged] = []
     shapes: set[object] = set()
     clip = clip_of(experiment)

@@ -5,29 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from equivtest.arms.oracle import JITTERS, NULL, PERMUTATIONS, Whole
-from equivtest.compare.distance import MaybeTensors, difference, distance, ratio
+from equivtest.compare.distance import MaybeTensors, difference, ratio
 from equivtest.compare.tolerance import FLOAT64_CAP
-
-
-def beyond_cap(
-    cap: float, runs: Sequence[MaybeTensors], truth: MaybeTensors, scale: Sequence[float]
-) -> list[int]:
-    """Tensors that are further from the oracle than the precision's noise may be.
-
-    Among them are null ones of which every example rounds alike in any split.
-    """
-    return [
-        t
-        for t, s in enumerate(scale)
-        if max(ratio(distance(run[t], truth[t]), s) for run in runs) > cap
-    ]
 
 
 def null(oracle: Whole, suspects: Sequence[int]) -> list[bool]:
     """Gradients that are zero in exact arithmetic: their float64 noise is of the size of S_t.
 
     Only suspects are looked at, and only rounding is asked (``Whole.unsteady``): were a split that
-    comes out differently evidence as well, no difference that a split makes could fail B.
+    comes out differently evidence as well, no difference that a split makes could fail B. Suspects
+    may be beyond the precision's cap without any split's doing: null ones of which every example
+    rounds alike.
     """
     found = [False] * len(oracle.scale)
     for t in suspects:

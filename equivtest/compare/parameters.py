@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from equivtest.arms.build import build
 from equivtest.arms.case import Case
+from equivtest.arms.reference import Reference
 from equivtest.compare import optimizer as replayed
 from equivtest.compare.beside import untouched
 from equivtest.compare.cause import Cause
@@ -30,10 +30,12 @@ from equivtest.precision import half_subnormal, unit_roundoff
 class ParameterJudge:
     """Judges the updates of one rank in order; ``finish`` what the loop leaves."""
 
-    def __init__(self, experiment: Experiment, case: Case, trace: Trace) -> None:
+    def __init__(
+        self, reference: Reference, experiment: Experiment, case: Case, trace: Trace
+    ) -> None:
         self._experiment, self._case, self._trace = experiment, case, trace
         self._clip = clip_of(experiment)
-        module = build(experiment, case.precision.parameters, case.device)
+        module = reference.module()
         self._expected = ExpectedOptimizers(experiment, module)
         self._module = module
         self._average = None if experiment.averages is None else experiment.averages(module)

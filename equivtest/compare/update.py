@@ -15,7 +15,7 @@ from equivtest.arms.replay import Replay, Start
 from equivtest.compare import beside
 from equivtest.compare.cause import Cause
 from equivtest.compare.clip import Clip
-from equivtest.compare.distance import MaybeTensors, all_finite, norm
+from equivtest.compare.distance import MaybeTensors, finite, norm
 from equivtest.compare.gradient import (
     AgainstOracle,
     AgainstReplay,
@@ -214,10 +214,8 @@ class _UpdateJudge:
 
     def _finite(self, gradients: Sequence[MaybeTensors]) -> dict[str, bool]:
         """By parameter, whether its gradient is finite in all of ``gradients``."""
-        return {
-            name: all_finite([gradient[t] for gradient in gradients])
-            for t, name in enumerate(self.names)
-        }
+        by_rank = [finite(gradient) for gradient in gradients]
+        return {name: all(r) for name, *r in zip(self.names, *by_rank, strict=True)}
 
     def _replayed(self, keep: bool) -> Replay:
         return self.reference.replay(

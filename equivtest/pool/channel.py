@@ -13,7 +13,7 @@ from typing import Any
 
 _HEADER = struct.Struct("!IQI")  # bytes of meta, bytes of payload, number of descriptors
 _CLOEXEC = getattr(socket, "MSG_CMSG_CLOEXEC", 0)
-_MOST_FDS = 8
+_MOST_FDS = 253  # what Linux takes in one message
 
 
 class Closed(Exception):

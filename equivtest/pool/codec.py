@@ -17,7 +17,7 @@ import threading
 import types
 import typing
 from collections import ChainMap
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -33,18 +33,28 @@ _ALIGN = 64  # what torch's own allocator gives: kernels may choose their path b
 
 @dataclass(frozen=True)
 class Blob:
-    """An encoded object: the pickle and, if it holds large tensors, the file with their bytes."""
+    """An encoded object: the pickle, and files with the bytes of large tensors.
+
+    The files of sealed objects in it come first, its own, if there is one, last.
+    """
 
     payload: bytes | bytearray
-    file: AnonymousFile | None = None
+    files: tuple[AnonymousFile, ...] = ()
 
     @property
     def fds(self) -> tuple[int, ...]:
-        return () if self.file is None else (self.file.fd,)
+        return tuple(file.fd for file in self.files)
 
     @classmethod
     def received(cls, payload: bytes | bytearray, fds: tuple[int, ...]) -> Blob:
-        return cls(payload, AnonymousFile(fds[0]) if fds else None)
+        return cls(payload, tuple(map(AnonymousFile, fds)))
+
+
+@dataclass(frozen=True)
+class Sealed:
+    """An object that was received and not opened: sent on, it is opened where it arrives."""
+
+    blob: Blob
 
 
 class Cited:
@@ -58,20 +68,29 @@ def encode(value: object, cited: list[Any] | None = None) -> Blob:
     buffer = io.BytesIO()
     pickler = _Pickler(buffer, cited if cited is not None else [])
     pickler.dump(value)
-    return Blob(buffer.getvalue(), pickler.write_file())
+    return Blob(buffer.getvalue(), pickler.files())
 
 
 def decode(blob: Blob, resolve: Callable[[str], Any] | None = None) -> Any:
     """The object of a blob, afresh at each call; `resolve` gives the objects cited by digest."""
-    memory = None
-    if blob.file is not None:
-        memory = mmap.mmap(blob.file.fd, 0, access=mmap.ACCESS_COPY)
     before = getattr(_decoding, "now", None)
-    _decoding.now = (memory, resolve)
+    _decoding.now = _Decoding(blob, resolve)
     try:
         return pickle.loads(blob.payload)
     finally:
         _decoding.now = before
+
+
+class _Decoding:
+    """What the functions that a pickle calls need to know of it."""
+
+    def __init__(self, blob: Blob, resolve: Callable[[str], Any] | None) -> None:
+        self.blob = blob
+        self.resolve = resolve
+
+    @functools.cached_property
+    def memory(self) -> mmap.mmap:
+        return mmap.mmap(self.blob.files[-1].fd, 0, access=mmap.ACCESS_COPY)
 
 
 _decoding = threading.local()
@@ -102,6 +121,32 @@ def _reduce_partial(partial: Any) -> Any:
     return make, args, (function, given, named, attributes or None)
 
 
+def _find_imported_submodules(code: types.CodeType, dependencies: Iterable[Any]) -> list[Any]:
+    """cloudpickle's way, but looking names up instead of going through all modules each time.
+
+    The imported submodules of a function's packages that its code can reach by its names.
+    """
+    found: list[Any] = []
+    packages = [x for x in dependencies if isinstance(x, types.ModuleType) and _package_of(x)]
+    waiting = [package.__name__ for package in packages]
+    while waiting:
+        names = [f"{waiting[0]}.{name}" for name in code.co_names]
+        inner = [name for name in names if name in sys.modules]
+        found += [sys.modules[name] for name in inner]
+        waiting = [*waiting[1:], *inner]
+    return found
+
+
+def _package_of(module: types.ModuleType) -> str | None:
+    return getattr(module, "__package__", None)
+
+
+_function_getstate = types.FunctionType(
+    _cp._function_getstate.__code__,
+    {**vars(_cp), "_find_imported_submodules": _find_imported_submodules},
+)
+
+
 class _Pickler(cloudpickle.Pickler):
     dispatch_table: ClassVar[Any] = ChainMap(
         {types.CodeType: _reduce_code_object}, cloudpickle.Pickler.dispatch_table
@@ -114,6 +159,7 @@ class _Pickler(cloudpickle.Pickler):
         self._storages: dict[int, Any] = {}
         self._placed: list[tuple[int, Any]] = []
         self._end = 0
+        self._sealed: list[AnonymousFile] = []
 
     def reducer_override(self, obj: Any) -> Any:
         kind = type(obj)
@@ -128,12 +174,17 @@ class _Pickler(cloudpickle.Pickler):
         if isinstance(obj, Cited):
             self._cited.append(obj)
             return _cited, (obj.digest,)
+        if kind is Sealed:
+            first = len(self._sealed)
+            self._sealed += obj.blob.files
+            return _opened, (obj.blob.payload, first, len(self._sealed))
         return self._reduce_code(kind, obj)
 
     def _reduce_code(self, kind: type, obj: Any) -> Any:
         if kind is types.FunctionType:
             if travels_by_value(obj.__module__ or "__main__"):
-                return self._dynamic_function_reduce(obj)
+                args, state = self._function_getnewargs(obj), _function_getstate(obj)
+                return _cp._make_function, args, state, None, None, _cp._function_setstate
         elif isinstance(obj, type):
             if travels_by_value(obj.__module__):
                 return _reduce_class(obj)
@@ -195,9 +246,11 @@ class _Pickler(cloudpickle.Pickler):
         self._end = start + size
         return _mapped_storage, (start, size)
 
-    def write_file(self) -> AnonymousFile | None:
-        if not self._placed:
-            return None
+    def files(self) -> tuple[AnonymousFile, ...]:
+        """Those of sealed objects, and one with the large tensors if there are any."""
+        return (*self._sealed, self._write_file()) if self._placed else tuple(self._sealed)
+
+    def _write_file(self) -> AnonymousFile:
         file = AnonymousFile.create("equivtest-tensors")
         os.ftruncate(file.fd, self._end)
         for start, storage in self._placed:
@@ -209,7 +262,12 @@ class _Pickler(cloudpickle.Pickler):
 
 
 def _cited(digest: str) -> Any:
-    return _decoding.now[1](digest)
+    return _decoding.now.resolve(digest)
+
+
+def _opened(payload: bytes | bytearray, first: int, end: int) -> Any:
+    outer = _decoding.now
+    return decode(Blob(payload, outer.blob.files[first:end]), outer.resolve)
 
 
 def _cached_function(function: Any, parameters: dict[str, Any]) -> Any:
@@ -234,7 +292,7 @@ def _inline_storage(data: bytes) -> Any:
 def _mapped_storage(start: int, size: int) -> Any:
     import torch
 
-    memory = _decoding.now[0]
+    memory = _decoding.now.memory
     return torch.frombuffer(memory, dtype=torch.uint8, count=size, offset=start).untyped_storage()
 
 

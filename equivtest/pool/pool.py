@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from equivtest.pool.channel import Closed, Frame, pack, send_packed
-from equivtest.pool.codec import Blob, decode, encode
+from equivtest.pool.codec import Blob, Sealed, decode, encode
 from equivtest.pool.exchange import Exchange
 from equivtest.pool.failure import PoolError, RankFailed
 from equivtest.pool.member import Member
@@ -57,11 +57,17 @@ class Pool:
                 self._processes = Processes(self._threads)
 
     def run(
-        self, job: Callable[..., Any], *args: Any, D: int, timeout_s: float | None = None
+        self,
+        job: Callable[..., Any],
+        *args: Any,
+        D: int,
+        timeout_s: float | None = None,
+        sealed: bool = False,
     ) -> list[Any]:
         """Call `job(seat, *args)` once in each of `D` ranks, whose default process group they are.
 
-        Returns the results in rank order. Raises `RankFailed` (`Timeout` when `timeout_s` has
+        Returns the results in rank order; `sealed` ones are for another job, in which they are
+        opened. Raises `RankFailed` (`Timeout` when `timeout_s` has
         passed), and `PoolError` for what cannot be sent.
         """
         if D < 1:
@@ -70,7 +76,7 @@ class Pool:
         blob = _encode_job(job, args, cited)
         with self._lock, self._ended_by_interrupts():
             members = self._prepare_ranks(D)
-            return self._converse(members, D, blob, cited, timeout_s)
+            return self._converse(members, D, blob, cited, timeout_s, sealed)
 
     def solo(self, job: Callable[..., Any], *args: Any, timeout_s: float | None = None) -> Any:
         """Call `job(seat, *args)` in the one process that belongs to no process group."""
@@ -163,6 +169,7 @@ class Pool:
         blob: Blob,
         cited: list[Shared],
         timeout_s: float | None,
+        sealed: bool = False,
     ) -> list[Any]:
         for member in members:
             with contextlib.suppress(Closed):
@@ -179,6 +186,8 @@ class Pool:
         if left:
             _log.info("%d ranks are replaced; left by the last job: %s", size, left)
             self._drop(members)
+        if sealed:
+            return [Sealed(Blob.received(frame.payload, frame.fds)) for frame in frames]
         return [_read_result(member, frame) for member, frame in zip(members, frames, strict=True)]
 
     def _exchange(

@@ -34,8 +34,8 @@ class Shared(Cited):
     def digest(self) -> str:  # type: ignore[override]
         """A digest of the pickled bytes: equal contents are kept once in a process."""
         digest = hashlib.blake2b(self.blob.payload, digest_size=16)
-        if self.blob.file is not None:
-            fd, start = self.blob.file.fd, 0
+        for fd in self.blob.fds:
+            start = 0
             while chunk := os.pread(fd, 1 << 22, start):
                 digest.update(chunk)
                 start += len(chunk)

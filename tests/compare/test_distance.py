@@ -5,7 +5,15 @@ import math
 import pytest
 import torch
 
-from equivtest.compare.distance import accumulate, all_finite, difference, distance, norm, ratio
+from equivtest.compare.distance import (
+    accumulate,
+    difference,
+    distance,
+    farthest,
+    finite,
+    norm,
+    ratio,
+)
 
 inf, nan = math.inf, math.nan
 
@@ -118,6 +126,12 @@ def test_what_is_added_keeps_its_value_when_the_sum_goes_on() -> None:
 
 
 def test_finite_means_every_element_of_every_tensor() -> None:
-    assert all_finite([torch.ones(2), None])
-    assert not all_finite([torch.ones(2), torch.tensor([1.0, nan])])
-    assert not all_finite([torch.tensor([inf])])
+    held = [torch.ones(2), None, torch.tensor([1.0, nan]), torch.tensor([inf])]
+    assert finite(held) == [True, True, False, False]
+
+
+def test_the_farthest_of_several() -> None:
+    zero, one, two = (torch.full((4,), v) for v in (0.0, 1.0, 2.0))
+    # |(1, 1, 1, 1)| = 2 and |(2, 2, 2, 2)| = 4; None is zero.
+    assert farthest([[one, one], [two, None]], [zero, zero]) == [4.0, 2.0]
+    assert farthest([[one], [one]], [None]) == [2.0]

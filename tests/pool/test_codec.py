@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from equivtest.pool import Pool, PoolError, Seat
-from equivtest.pool.codec import decode, encode
+from equivtest.pool.codec import Sealed, decode, encode
 
 TENSORS = {
     "float32": torch.arange(6.0).reshape(2, 3),
@@ -51,8 +51,8 @@ def test_shared_memory_is_sent_once_and_still_shared(size: int) -> None:
     base = torch.zeros(size)
     blob = encode({"base": base, "view": base[2:4], "again": base, "detached": base.detach()})
     one = encode(base)
-    sent = len(blob.payload) + (blob.file is not None) * base.nbytes
-    assert sent < len(one.payload) + (one.file is not None) * base.nbytes + 1_000
+    sent = len(blob.payload) + len(blob.files) * base.nbytes
+    assert sent < len(one.payload) + len(one.files) * base.nbytes + 1_000
     back = decode(blob)
     assert back["base"] is back["again"]
     back["base"][3] = 5.0
@@ -64,6 +64,36 @@ def test_each_decoding_has_memory_of_its_own() -> None:
     blob = encode(torch.zeros(100_000))
     decode(blob).fill_(1.0)
     assert decode(blob).sum() == 0.0
+
+
+def test_a_sealed_object_is_opened_where_it_arrives(pool: Pool) -> None:
+    sent = [{"small": torch.arange(3.0) * k, "large": torch.full((100_000,), k)} for k in (1, 2)]
+    sealed = [Sealed(encode(one)) for one in sent]
+    own = torch.arange(100_000.0)
+    first, back, second = pool.solo(lambda seat, *a: a, sealed[0], own, sealed[1])
+    assert torch.equal(back, own)
+    for found, wanted in zip((first, second), sent, strict=True):
+        assert torch.equal(found["small"], wanted["small"])
+        assert torch.equal(found["large"], wanted["large"])
+
+
+def test_results_of_ranks_can_be_sent_on_unopened(pool: Pool) -> None:
+    sealed = pool.run(lambda seat: torch.full((100_000,), float(seat.rank)), D=2, sealed=True)
+    assert all(isinstance(one, Sealed) for one in sealed)
+    assert pool.solo(lambda seat, a: [t.sum().item() for t in a], sealed) == [0.0, 100_000.0]
+
+
+def test_submodules_that_a_function_reaches_by_name_are_imported_with_it() -> None:
+    import xml.dom.minidom
+
+    def root(text: str) -> str:
+        return xml.dom.minidom.parseString(text).documentElement.tagName
+
+    root.__module__ = "__main__"  # travels by value
+    blob = encode(root)
+    assert b"xml.dom.minidom" in blob.payload
+    assert b"xml.dom.pulldom" not in blob.payload
+    assert decode(blob)("<a/>") == "a"
 
 
 def test_tied_parameters_stay_tied(pool: Pool) -> None:
