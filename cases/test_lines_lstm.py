@@ -62,10 +62,16 @@ lines_lstm = Experiment(
 )
 
 
+def expected(precision):
+    # On a CPU with AVX2 alone, torch has no bfloat16 LSTM under autocast.
+    refused = precision == "bf16-mixed" and torch.backends.cpu.get_cpu_capability() == "AVX2"
+    return "not-run" if refused else "equivalent"
+
+
 @pytest.mark.parametrize("plan", plans(32, max_D=4), ids=str)
 @pytest.mark.parametrize("precision", ["fp64", "fp32", "bf16", "bf16-mixed"])
 def test_lines_lstm(equivalence, plan, precision):
-    equivalence(lines_lstm, plan, precision=precision)
+    equivalence(lines_lstm, plan, precision=precision, expect=expected(precision))
 
 
 def test_lines_lstm_under_fp16_autocast(equivalence):

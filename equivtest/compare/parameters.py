@@ -14,6 +14,7 @@ from torch.optim import Optimizer
 from equivtest.arms.case import Case
 from equivtest.arms.reference import Reference
 from equivtest.compare import optimizer as replayed
+from equivtest.compare.average import ExpectedAverage
 from equivtest.compare.beside import untouched
 from equivtest.compare.cause import Cause
 from equivtest.compare.clip import clip_of, judge_clip
@@ -38,7 +39,7 @@ class ParameterJudge:
         module = reference.module()
         self._expected = ExpectedOptimizers(experiment, module)
         self._module = module
-        self._average = None if experiment.averages is None else experiment.averages(module)
+        self._average = ExpectedAverage(experiment, module)
         self._measured: dict[tuple[int, str], dict[str, Any]] = {}
         self.notes: list[str] = []
 
@@ -58,8 +59,7 @@ class ParameterJudge:
                 continue
             found += self._hyperparameters(u, seen.groups, optimizer)
             if seen.applied:
-                found += self._update(u, update, seen, optimizer)
-                self._measure(u, update, seen, optimizer, oracle)
+                found += self._applied(u, update, seen, optimizer, oracle)
             else:
                 found += untouched(u, update, seen)
         missing = [
@@ -75,7 +75,7 @@ class ParameterJudge:
                     update=u,
                 )
             )
-        found += self._averages(u, update)
+        found += self._average.judge(u, update)
         return found
 
     def finish(self) -> list[Finding]:
@@ -102,6 +102,31 @@ class ParameterJudge:
         """``row`` with the distances of its parameter."""
         return replace(row, **self._measured.get((row.update, row.tensor), {}))
 
+    def _applied(
+        self,
+        u: int,
+        update: UpdateTrace,
+        seen: OptimizerTrace,
+        optimizer: Optimizer,
+        oracle: Gradients | None,
+    ) -> list[Finding]:
+        """What ``optimizer`` makes of the gradient and state, against what the loop's left."""
+        if replayed.evaluates(seen):
+            self.notes.append(
+                f"{seen.kind.__name__} evaluated its closure {seen.closures} times: parameters "
+                "are not judged"
+            )
+            return []
+        try:
+            after, state = self._expected.updated(optimizer, update.before, update.clipped, seen)
+        except Exception as error:
+            if seen.kind is type(optimizer):
+                raise
+            return [_refused(u, seen, optimizer, error)]  # SparseAdam a dense gradient, say
+        found = list(self._update(u, update, seen, optimizer, after, state))
+        self._measure(u, update, seen, optimizer, oracle)
+        return found
+
     def _measure(
         self,
         u: int,
@@ -111,8 +136,6 @@ class ParameterJudge:
         oracle: Gradients | None,
     ) -> None:
         """The third level: the same update in float64, and that of the oracle's gradient."""
-        if replayed.evaluates(seen):
-            return
         groups = self._expected.hyperparameters(optimizer)
         own = replayed.float64_updated(update.before, update.clipped, seen, optimizer, groups)
         ideal = None
@@ -156,15 +179,14 @@ class ParameterJudge:
                     )
 
     def _update(
-        self, u: int, update: UpdateTrace, seen: OptimizerTrace, optimizer: Optimizer
+        self,
+        u: int,
+        update: UpdateTrace,
+        seen: OptimizerTrace,
+        optimizer: Optimizer,
+        after: Mapping[str, Tensor],
+        state: Mapping[str, Mapping[str, Any]],
     ) -> Iterator[Finding]:
-        if replayed.evaluates(seen):
-            self.notes.append(
-                f"{seen.kind.__name__} evaluated its closure {seen.closures} times: parameters "
-                "are not judged"
-            )
-            return
-        after, state = self._expected.updated(optimizer, update.before, update.clipped, seen)
         odd = [n for n in sorted(seen.names) if not same_values(update.after.get(n), after[n])]
         if odd and self._other_implementation(seen, optimizer):
             odd = self._beyond_rounding(odd, after, update, seen, optimizer)
@@ -267,38 +289,21 @@ class ParameterJudge:
         allowed = unit_roundoff(found.dtype) * norm(wanted) + near_zero
         return distance(wanted, found) <= 16 * allowed
 
-    @torch.no_grad()
-    def _averages(self, u: int, update: UpdateTrace) -> Iterator[Finding]:
-        if self._average is None:
-            return
-        if update.applied:
-            for name, parameter in self._module.named_parameters():
-                parameter.copy_(update.after[name])
-            for name, buffer in self._module.named_buffers():
-                buffer.copy_(update.end.buffers[name])
-            self._average.update_parameters(self._module)
-        for name, wanted in self._average.state_dict().items():
-            found = update.averages.get(name)
-            if isinstance(wanted, Tensor) and not same_values(found, wanted):
-                off = ratio(distance(found, wanted), norm(wanted))
-                yield Finding(
-                    Cause.STATE,
-                    f"the average of weights {name!r} is {off:.3g} of its norm away from one call "
-                    f"per applied update after update {u}",
-                    update=u,
-                    tensor=name,
-                    distance=off,
-                    tolerance=0.0,
-                )
-                self._average.load_state_dict(dict(update.averages))
-                return
-
 
 def _other_optimizer(u: int, seen: OptimizerTrace) -> Finding:
     return Finding(
         Cause.HYPERPARAMETERS,
         f"{seen.kind.__name__} holds {len(seen.names)} parameters that no optimizer of the "
         f"experiment holds together in update {u}",
+        update=u,
+    )
+
+
+def _refused(u: int, seen: OptimizerTrace, optimizer: Optimizer, error: Exception) -> Finding:
+    return Finding(
+        Cause.PARAMETERS,
+        f"the experiment's {type(optimizer).__name__} refuses the gradient of update {u} "
+        f"({error}), and the loop's {seen.kind.__name__} took it: it is another optimizer",
         update=u,
     )
 
