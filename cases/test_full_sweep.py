@@ -2,67 +2,142 @@
 
 import pytest
 from test_chars_transformer import chars_transformer
+from test_digits_conv import digits_conv
 from test_digits_mlp import digits_mlp
+from test_gpt2 import gpt2
+from test_half_labelled import half_labelled
 from test_last_group import last_group_dropped, last_group_processed, short_epoch
-from test_lines_lstm import lines_lstm
+from test_lines_lstm import lines_lstm, lstm_expected
+from test_loss_scaling import loss_scaling
+from test_rare_targets import rare_targets
+from test_shared_layers import find_unused, shared_layers
+from test_weighted_regression import UNEQUAL, weighted_regression
+from test_wines import averaged, norm_within_bound, two_epochs, values_within_bound
+from test_word_vectors import word_vectors
 
-from equivtest import plans
+from equivtest import Plan, plans
 
 PRECISIONS = ["fp64", "fp32", "bf16", "fp16", "bf16-mixed", "fp16-mixed"]
 
-NOT_RUN = {
-    # Adam, AdamW and RMSprop guard their division with eps=1e-8, which is 0 in float16.
-    (chars_transformer, "fp16"),
-    (lines_lstm, "fp16"),
-    (short_epoch, "fp16"),
-    (last_group_processed, "fp16"),
-    (last_group_dropped, "fp16"),
-    # torch has no float16 LSTM on the CPU under autocast.
-    (lines_lstm, "fp16-mixed"),
-}
+# SGD divides by nothing. The others guard their division with an eps (Adam's is 1e-8, Adagrad's
+# 1e-10) which is 0 in float16: in pure fp16 they are not run.
+SGD = {digits_mlp, digits_conv, averaged, norm_within_bound}
 
 
-def wide(examples_per_update):
-    """Decorate a test with every plan of the product and every precision."""
-    plan = pytest.mark.parametrize("plan", plans(examples_per_update, max_D=8), ids=str)
+def wide(*sweep):
+    """Decorate a test with the plans, every one under every precision."""
+    plan = pytest.mark.parametrize("plan", sweep, ids=str)
     precision = pytest.mark.parametrize("precision", PRECISIONS)
     return lambda test: plan(precision(test))
 
 
-def expected(experiment, precision):
-    return "not-run" if (experiment, precision) in NOT_RUN else "equivalent"
+of_32 = wide(*plans(32, max_D=8))
+of_8 = wide(*plans(8, max_D=8))
+unequal = wide(*UNEQUAL, Plan((1, 3), 2, 8), Plan((1, 1, 2), 3, 8))
 
 
-@wide(32)
-def test_digits_mlp(equivalence, plan, precision):
-    equivalence(digits_mlp, plan, precision=precision)
+@pytest.fixture
+def swept(equivalence, plan, precision):
+    """Check an experiment under this test's plan and precision."""
+
+    def check(experiment, **how):
+        refused = precision == "fp16" and experiment not in SGD
+        how.setdefault("expect", "not-run" if refused else "equivalent")
+        equivalence(experiment, plan, precision=precision, **how)
+
+    return check
 
 
-@wide(32)
-def test_chars_transformer(equivalence, plan, precision):
-    expect = expected(chars_transformer, precision)
-    equivalence(chars_transformer, plan, precision=precision, expect=expect)
+@of_32
+def test_digits_mlp(swept):
+    swept(digits_mlp)
 
 
-@wide(32)
-def test_lines_lstm(equivalence, plan, precision):
-    expect = expected(lines_lstm, precision)
-    equivalence(lines_lstm, plan, precision=precision, expect=expect)
+@of_32
+def test_digits_conv(swept):
+    swept(digits_conv)
 
 
-@wide(32)
-def test_short_epoch(equivalence, plan, precision):
-    expect = expected(short_epoch, precision)
-    equivalence(short_epoch, plan, precision=precision, expect=expect)
+@of_32
+def test_chars_transformer(swept):
+    swept(chars_transformer)
 
 
-@wide(8)
-def test_last_group_processed(equivalence, plan, precision):
-    expect = expected(last_group_processed, precision)
-    equivalence(last_group_processed, plan, precision=precision, expect=expect)
+@of_32
+def test_gpt2(swept):
+    swept(gpt2)
 
 
-@wide(8)
-def test_last_group_dropped(equivalence, plan, precision):
-    expect = expected(last_group_dropped, precision)
-    equivalence(last_group_dropped, plan, precision=precision, expect=expect)
+@of_32
+def test_lines_lstm(swept, precision):
+    swept(lines_lstm, expect=lstm_expected(precision))
+
+
+@of_32
+def test_word_vectors(swept):
+    swept(word_vectors)
+
+
+@of_32
+def test_shared_layers(swept):
+    swept(shared_layers, wrap=find_unused)
+
+
+@of_32
+def test_weighted_regression(swept):
+    swept(weighted_regression)
+
+
+@unequal
+def test_unequal_microbatches(swept):
+    swept(weighted_regression)
+
+
+@of_32
+def test_rare_targets(swept):
+    swept(rare_targets)
+
+
+@of_32
+def test_half_labelled(swept):
+    swept(half_labelled)
+
+
+@of_32
+def test_loss_scaling(swept):
+    swept(loss_scaling)
+
+
+@of_32
+def test_two_epochs(swept):
+    swept(two_epochs)
+
+
+@of_32
+def test_averaged(swept):
+    swept(averaged)
+
+
+@of_32
+def test_norm_within_bound(swept):
+    swept(norm_within_bound)
+
+
+@of_32
+def test_values_within_bound(swept):
+    swept(values_within_bound)
+
+
+@of_32
+def test_short_epoch(swept):
+    swept(short_epoch)
+
+
+@of_8
+def test_last_group_processed(swept):
+    swept(last_group_processed)
+
+
+@of_8
+def test_last_group_dropped(swept):
+    swept(last_group_dropped)

@@ -12,6 +12,7 @@ from torch.utils.data import default_collate
 
 from equivtest.experiment import Experiment, Loss, LossResult
 from equivtest.observe.rng import RandomState
+from equivtest.precision import unit_roundoff
 
 Counts = dict[str, float]
 """Supervised elements by term; the only term of a plain ``Loss`` is called ``""``."""
@@ -117,6 +118,17 @@ def denominator(counts: Counts, term: str) -> float:
     return counts[term]
 
 
+def agree(a: float, b: float, examples: int) -> bool:
+    """Whether two counts of the same examples are one number.
+
+    Whole numbers are compared exactly. Weights are added up in another order, in float32 it may be:
+    one rounding of it for each example is no disagreement.
+    """
+    if float(a).is_integer() and float(b).is_integer():
+        return a == b
+    return abs(a - b) <= examples * unit_roundoff(torch.float32) * max(abs(a), abs(b))
+
+
 def added(counts: Sequence[Counts]) -> Counts:
     """Sums by term."""
     total: Counts = {}
@@ -135,8 +147,8 @@ def plain(counts: Counts) -> Any:
 class Counter:
     """Counts of microbatches, by ``Experiment.count`` or by a dry forward of the loss.
 
-    Results are kept in ``known`` by example ids: the counts of one experiment do not depend on the
-    precision or the plan.
+    Counted is what the forwards receive, floats as ``stored``: a sum of weights depends on it.
+    Results are kept in ``known`` by example ids.
     """
 
     def __init__(
@@ -144,12 +156,13 @@ class Counter:
         experiment: Experiment,
         known: dict[tuple[int, ...], Counts],
         dry_model: Callable[[], torch.nn.Module],
+        stored: torch.dtype = torch.float64,
     ) -> None:
         self._experiment = experiment
         self._known = known
         self._dry_model = dry_model
         self._model: torch.nn.Module | None = None
-        self._batches = Batches(experiment, torch.float64)
+        self._batches = Batches(experiment, stored, torch.float64)
 
     def __call__(self, ids: tuple[int, ...]) -> Counts:
         if ids not in self._known:

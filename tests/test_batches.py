@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from equivtest import Experiment, Loss
 from equivtest.arms.build import build
-from equivtest.batches import Batches, Counter, added, as_counts, by_term, plain
+from equivtest.batches import Batches, Counter, added, agree, as_counts, by_term, plain
 from equivtest.observe.rng import RandomState
 
 
@@ -201,6 +201,32 @@ def test_a_loss_that_takes_gradients_itself_is_counted() -> None:
 
     with torch.no_grad():
         assert counter(an_experiment(loss=penalised))((0, 1)) == {"": 3.0}
+
+
+def test_weights_are_counted_as_the_forwards_receive_them() -> None:
+    # 0.1 in bfloat16, 8 significant bits: 205 / 2048.
+    made = an_experiment(
+        data=[{"x": torch.zeros(2), "w": torch.tensor(0.1)}] * 4,
+        count=lambda batch: batch["w"].sum(),
+    )
+    count = Counter(made, {}, lambda: build(made, torch.float64), torch.bfloat16)
+    assert count((0, 1, 2, 3)) == {"": 4 * 205 / 2048}
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "same"),
+    [
+        (32.0, 32.0, True),
+        (2.0**25 + 1, 2.0**25, False),  # whole numbers: a token too many is one too many
+        (3.3, 3.3 * (1 + 2**-23), True),  # four roundings of float32 for four examples
+        (3.3, 3.3 * (1 + 2**-21), False),
+        (3.3, 3.0, False),
+    ],
+)
+def test_counts_agree_exactly_or_to_the_rounding_of_a_sum_of_weights(
+    a: float, b: float, same: bool
+) -> None:
+    assert agree(a, b, 4) is same
 
 
 def test_an_empty_batch_counts_nothing() -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from typing import Any
@@ -129,6 +130,27 @@ def test_weights_that_the_denominator_leaves_out(
     experiment = case("test_weighted_regression").weighted_regression
     verdict = judged(experiment, a_loop(objective=objective), precision=precision)
     assert verdict.causes == ("differs.gradient",), verdict.explain()
+
+
+def sum_in_float32(batch: Any) -> Tensor:
+    return batch["weight"].float().sum()
+
+
+def too_much(batch: Any) -> Tensor:
+    return 1.01 * batch["weight"].sum()
+
+
+@pytest.mark.parametrize("precision", ["fp64", "bf16", "bf16-mixed"])
+def test_a_sum_of_weights_adds_up_but_for_rounding(precision: str) -> None:
+    experiment = case("test_weighted_regression").weighted_regression
+    # Weights of which no dtype holds the sum, and a plain recipe.
+    thirds = [{**e, "weight": e["weight"].double() / 3} for e in experiment.data]
+    right = replace(experiment, data=thirds, count=sum_in_float32)
+    verdict = judged(right, None, precision=precision)
+    assert verdict.status == "equivalent", verdict.explain()
+    verdict = judged(replace(right, count=too_much), None, precision=precision)
+    assert verdict.status == "error"
+    assert "adds up to" in verdict.explain()
 
 
 def test_unequal_microbatches_as_if_they_were_equal() -> None:

@@ -83,10 +83,12 @@ def _scaler(experiment: Experiment, case: Case) -> Any:
     return torch.amp.GradScaler(case.device) if experiment.scaler is None else experiment.scaler()
 
 
-def counter(experiment: Experiment, cache: dict[Any, Any], digest: str) -> Counter:
+def counter(
+    experiment: Experiment, cache: dict[Any, Any], digest: str, stored: torch.dtype
+) -> Counter:
     """A counter of supervised elements that remembers what this process has counted."""
-    known = cache.setdefault(("counts", digest), {})
-    return Counter(experiment, known, lambda: build(experiment, torch.float64))
+    known = cache.setdefault(("counts", digest, stored), {})
+    return Counter(experiment, known, lambda: build(experiment, torch.float64), stored)
 
 
 def group_counts(count: Counter, group: GroupLayout) -> tuple[tuple[Counts, ...], ...]:
@@ -101,7 +103,7 @@ def _groups(
     fetched: Callable[[Any, tuple[int, ...]], Any],
 ) -> Sequence[Group]:
     batches = Batches(experiment, case.precision.parameters, device=case.device)
-    count = counter(experiment, seat.cache, case.digest)
+    count = counter(experiment, seat.cache, case.digest, case.precision.parameters)
     groups = []
     for layout in case.groups:
         counts = group_counts(count, layout)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from equivtest.arms.bench import Bench, Factor, Pass
 from equivtest.arms.build import seed_everything
-from equivtest.batches import Batches, CountError, Counts, denominator
+from equivtest.batches import Batches, CountError, Counts, agree, denominator
 from equivtest.compare.distance import accumulate, dense, difference, distance, norms, wide
 from equivtest.observe.rng import RandomState
 from equivtest.observe.trace import State, Tensors
@@ -72,7 +72,7 @@ class Whole:
                     f"count has the term {term!r}, and the loss has {sorted(counted)}: use the "
                     "same terms in both"
                 )
-            if counted[term] != value:
+            if not agree(counted[term], value, len(self.ids)):
                 name = f" of term {term!r}" if term else ""
                 raise CountError(
                     f"count{name} adds up to {value:g} over the microbatches, and the loss counts "

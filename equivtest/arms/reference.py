@@ -38,8 +38,8 @@ class Reference:
     def __init__(self, cache: dict[Any, Any], experiment: Experiment, case: Case) -> None:
         self._experiment, self._case = experiment, case
         self._kept = _kept_for(cache, case.digest)
-        self._count = counter(experiment, self._kept, case.digest)
         stored = case.precision.parameters
+        self._count = counter(experiment, self._kept, case.digest, stored)
         self._batches = Batches(experiment, stored, device=case.device)
         self._batches64 = Batches(experiment, stored, torch.float64, device=case.device)
         self._printed: tuple[Mapping[str, Tensor], bytes] | None = None
