@@ -318,7 +318,7 @@ def reduced_and_clipped_by_hand(rank: Rank) -> None:
         _update(rank)
 
 
-def divided_and_clipped_by_hand(rank: Rank) -> None:
+def divided_and_clipped_by_hand(rank: Rank, narrow: bool = False) -> None:
     """Backward on the bare sum; divided, then clipped, both by hand."""
     for group in rank.groups:
         for k, batch in enumerate(group):
@@ -328,16 +328,16 @@ def divided_and_clipped_by_hand(rank: Rank) -> None:
         for parameter in rank.module.parameters():
             if parameter.grad is not None:
                 parameter.grad.mul_(rank.D / group.count)
-        _clip_by_squares(rank)
+        _clip_by_squares(rank, narrow)
         _update(rank)
 
 
-def _clip_by_squares(rank: Rank) -> None:
-    """A clip in which no function called a norm appears."""
+def _clip_by_squares(rank: Rank, narrow: bool = False) -> None:
+    """A clip in which no function called a norm appears; ``narrow``: in the gradients' dtype."""
     assert rank.clip_norm is not None
     grads = [p.grad for p in rank.module.parameters() if p.grad is not None]
-    norm = torch.stack([grad.double().square().sum() for grad in grads]).sum().sqrt()
-    factor = (rank.clip_norm / (norm + 1e-6)).clamp(max=1.0)
+    squares = [(grad if narrow else grad.double()).square().sum() for grad in grads]
+    factor = (rank.clip_norm / (torch.stack(squares).sum().sqrt() + 1e-6)).clamp(max=1.0)
     for grad in grads:
         grad.mul_(float(factor))
 
@@ -556,6 +556,12 @@ CORRECT = (
         divided_and_clipped_by_hand,
         shaped=_clipped,
         precisions=BUT_SCALED,
+    ),
+    Correct(
+        "divided_and_clipped_in_half_precision",
+        partial(divided_and_clipped_by_hand, narrow=True),
+        shaped=_clipped,
+        precisions=("bf16", "fp16"),
     ),
     Correct("foreach", partial(other_implementation, foreach=True)),
     Correct("not_foreach", partial(other_implementation, foreach=False)),
