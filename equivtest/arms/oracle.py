@@ -30,6 +30,18 @@ NULL = 1e-6
 showed at most 1e-12, null ones 1e-3 and more."""
 
 
+@dataclass(frozen=True)
+class Cut:
+    """A group as a sum over parts: its gradient, the sum of the parts' norms by tensor, its loss.
+
+    The gradient is held in float64, and the loss is normalised.
+    """
+
+    gradients: Sum
+    scale: list[float]
+    loss: float
+
+
 @dataclass
 class Whole:
     """One group on one bench: the large-batch gradient and other ways to compute the same.
@@ -48,6 +60,7 @@ class Whole:
     counts: Counts
     loss_scale: float = 1.0
     _runs: dict[tuple[object, ...], Sum] = field(default_factory=dict)
+    _cuts: dict[tuple[tuple[int, ...], ...], Cut] = field(default_factory=dict)
 
     @cached_property
     def _large(self) -> Pass:
@@ -116,7 +129,13 @@ class Whole:
 
     def split(self, size: int) -> Sum:
         """The same as a sum over parts of ``size`` examples, one after the other."""
-        return self._once(("split", size), lambda: self._split(size)[0])
+        return self.cut(self._parts_of(size)).gradients
+
+    def cut(self, parts: tuple[tuple[int, ...], ...]) -> Cut:
+        """The same as a sum over ``parts``, each from the state that the whole starts from."""
+        if parts not in self._cuts:
+            self._cuts[parts] = self._cut(parts)
+        return self._cuts[parts]
 
     @cached_property
     def scale(self) -> list[float]:
@@ -125,31 +144,31 @@ class Whole:
         Parts are single examples, or, where a model refuses those or its examples see each other,
         fixed parts of four: the same for every plan of the group.
         """
-        return self._parts[0]
+        return self._scale[0]
 
     @cached_property
     def coupled(self) -> bool:
         """Single examples do not add up to the whole, or cannot be run: they see each other."""
-        return self._parts[1]
+        return self._scale[1]
 
     @cached_property
-    def _parts(self) -> tuple[list[float], bool]:
+    def _scale(self) -> tuple[list[float], bool]:
         """``scale`` and ``coupled``."""
+        fixed = self._parts_of(FIXED_SPLIT)
         try:
-            total, scale = self._split(1)
+            single = self.cut(self._parts_of(1))
         except (RuntimeError, ValueError):
             # torch refuses a single example (BatchNorm1d in training mode)
-            return self._split(FIXED_SPLIT)[1], True
-        self._runs["split", 1] = total
+            return self.cut(fixed).scale, True
         # A loss over pairs is zero on single examples: then the whole gradient is what to go by.
-        sizes = [max(s, n) for s, n in zip(scale, norms(self.gradients), strict=True)]
-        moved = [
+        sizes = [max(s, n) for s, n in zip(single.scale, norms(self.gradients), strict=True)]
+        moved = difference(single.gradients, self.gradients)
+        if any(
             d > NULL * s > 0 and not self.unsteady(t, s)
-            for t, (d, s) in enumerate(zip(difference(total, self.gradients), sizes, strict=True))
-        ]
-        if any(moved):
-            return self._split(FIXED_SPLIT)[1], True
-        return scale, False
+            for t, (d, s) in enumerate(zip(moved, sizes, strict=True))
+        ):
+            return self.cut(fixed).scale, True
+        return single.scale, False
 
     def unsteady(self, tensor: int, scale: float) -> bool:
         """Rounding alone moves this tensor by more than ``NULL`` of ``scale``.
@@ -165,14 +184,20 @@ class Whole:
         ]
         return any(distance(run()[tensor], self.gradients[tensor]) > NULL * scale for run in nudges)
 
-    def _split(self, size: int) -> tuple[Sum, list[float]]:
+    def _parts_of(self, size: int) -> tuple[tuple[int, ...], ...]:
+        return tuple(self.ids[i : i + size] for i in range(0, len(self.ids), size))
+
+    def _cut(self, parts: Sequence[tuple[int, ...]]) -> Cut:
         total: Sum = [None] * len(self.bench.names)
         scale = [0.0] * len(total)
-        for start in range(0, len(self.ids), size):
-            part = self._unscaled(self._run(self.ids[start : start + size]))
+        loss = 0.0
+        for ids in parts:
+            run = self._run(ids)
+            part = self._unscaled(run)
             accumulate(total, part)
             scale = [s + n for s, n in zip(scale, norms(part), strict=True)]
-        return total, scale
+            loss += run.weighed(self.counts)
+        return Cut(total, scale, loss)
 
     def _order(self, k: int) -> tuple[int, ...]:
         order = list(self.ids)

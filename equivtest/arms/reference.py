@@ -14,7 +14,7 @@ from equivtest.arms.bench import Bench
 from equivtest.arms.build import build
 from equivtest.arms.candidate import counter, group_counts
 from equivtest.arms.case import Case
-from equivtest.arms.oracle import Whole
+from equivtest.arms.oracle import Cut, Whole
 from equivtest.arms.replay import Replay, Start, replay
 from equivtest.batches import Batches, Counts, added
 from equivtest.experiment import Experiment
@@ -109,13 +109,21 @@ class Reference:
             keep,
         )
 
-    def replay64(self, group: GroupLayout, start: Start) -> Replay:
-        """The plan's microbatches in float64 with the expected factors."""
-        key = ("replay64", group.ids, self._fingerprint(start.parameters))
-        return self._recent(
-            key,
-            lambda: replay(self.bench64, self._batches64, group, self.total(group), start),
-        )
+    def split(self, group: GroupLayout, start: Start) -> Cut:
+        """The plan's microbatches in float64: plans that cut the same ones share it.
+
+        Such plans differ in the order of a sum. Where a forward may leave something for the next
+        one, each plan is replayed in its own order.
+        """
+        oracle = self.oracle(group, start)
+        if not (any(start.buffers) or oracle.drew):
+            return oracle.cut(tuple(sorted({ids for replica in group.ids for ids in replica})))
+        key = ("split", group.ids, self._fingerprint(start.parameters))
+        return self._recent(key, lambda: self._replayed64(group, start))
+
+    def _replayed64(self, group: GroupLayout, start: Start) -> Cut:
+        whole = replay(self.bench64, self._batches64, group, self.total(group), start)
+        return Cut(whole.expected, whole.scale, whole.loss)
 
     def oracle(self, group: GroupLayout, start: Start) -> Whole:
         """The whole group in float64, from the candidate's parameters and inputs as stored."""

@@ -9,7 +9,7 @@ from statistics import median
 
 import torch
 
-from equivtest.arms.oracle import PERMUTATIONS, Whole
+from equivtest.arms.oracle import PERMUTATIONS, Cut, Whole
 from equivtest.arms.replay import Replay
 from equivtest.compare import noise
 from equivtest.compare.distance import MaybeTensors, dense, distance, farthest, norm, norms, ratio
@@ -144,7 +144,7 @@ class AgainstOracle:
 def against_oracle(
     gradients: Sequence[MaybeTensors],
     replay: Replay,
-    replay64: Replay,
+    cut: Cut,
     oracle: Whole,
     large: Whole,
     precision: Precision,
@@ -153,11 +153,12 @@ def against_oracle(
     """Comparisons B and C.
 
     Args:
+        cut: the plan's microbatches in float64.
         full_floor: run the permutations and splits that the noise floor is made of; needed only
             where A does not acquit. Without them the floor is that of the large batch and replay.
     """
     truth, scale = oracle.gradients, oracle.scale
-    split = noise.relative(replay64.expected, truth, scale)
+    split = noise.relative(cut.gradients, truth, scale)
     suspects = [t for t, d in enumerate(split) if d > split_tolerance(0.0)]
     away, moved = farthest(gradients, truth), noise.relative(large.gradients, truth, scale)
     far = [t for t, s in enumerate(scale) if max(ratio(away[t], s), moved[t]) > precision.cap]
@@ -202,7 +203,7 @@ def against_oracle(
         drew=oracle.drew,
         coupled=oracle.coupled,
         repeatable=repeatable,
-        loss_ratio=ratio(replay64.loss, oracle.loss) if oracle.loss > 0 else 1.0,
+        loss_ratio=ratio(cut.loss, oracle.loss) if oracle.loss > 0 else 1.0,
     )
 
 

@@ -253,7 +253,7 @@ class _UpdateJudge:
         return against_oracle(
             self.gradients,
             self.replay,
-            self.reference.replay64(self.group, self.start),
+            self.reference.split(self.group, self.start),
             self.oracle,
             self.large,
             self.case.precision,
