@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import _random
 import ctypes
 import random
+import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,14 +27,14 @@ class RandomState:
 
     @classmethod
     def now(cls) -> RandomState:
-        return cls(torch.get_rng_state(), _numpy.now(), random.getstate())
+        return cls(torch.get_rng_state(), _numpy.now(), _python.now())
 
     def moved(self) -> bool:
         """Whether a number has been drawn since."""
         now = RandomState.now()
         return not (
             torch.equal(self.torch, now.torch)
-            and self.python == now.python
+            and (self.python is now.python or self.python == now.python)
             and _same_numpy(self.numpy, now.numpy)
         )
 
@@ -42,28 +45,49 @@ class RandomState:
         random.setstate(self.python)
 
 
-class _Numpy:
-    """numpy's state, which takes longer to read than a small forward: read again where it moved.
+class _Kept:
+    """A state that takes longer to read than a small forward: read again where it moved.
 
-    The generator's own memory tells. Only the second half of a pair of normal numbers is drawn
-    without moving it: where one is in store, the state is read anew.
+    The memory of the generator tells (None: it cannot). What is in store of a pair of normal
+    numbers can be drawn without moving it.
     """
 
-    def __init__(self) -> None:
-        self._memory = b""
+    def __init__(
+        self,
+        memory: Callable[[], object],
+        read: Callable[[], Any],
+        in_store: Callable[[Any], bool],
+    ) -> None:
+        self._memory, self._read, self._in_store = memory, read, in_store
+        self._seen: object = None
         self._state: Any = None
 
     def now(self) -> Any:
-        generator: Any = np.random.mtrand.get_bit_generator()
-        if not isinstance(generator, np.random.MT19937):
-            return np.random.get_state()
-        memory = ctypes.string_at(generator.ctypes.state_address, _MT19937_BYTES)
-        if self._state is None or memory != self._memory or self._state[3]:
-            self._memory, self._state = memory, np.random.get_state()
+        memory = self._memory()
+        if memory is None or memory != self._seen or self._in_store(self._state):
+            self._seen, self._state = memory, self._read()
         return self._state
 
 
-_numpy = _Numpy()
+def _numpy_memory() -> bytes | None:
+    generator: Any = np.random.mtrand.get_bit_generator()
+    if not isinstance(generator, np.random.MT19937):
+        return None
+    return ctypes.string_at(generator.ctypes.state_address, _MT19937_BYTES)
+
+
+def _python_memory() -> bytes | None:
+    """What `random`'s generator holds behind the head that all objects have."""
+    if sys.implementation.name != "cpython":
+        return None
+    return ctypes.string_at(id(random._inst) + _HEAD_BYTES, _PYTHON_BYTES)
+
+
+_HEAD_BYTES = object.__basicsize__
+_PYTHON_BYTES = _random.Random.__basicsize__ - _HEAD_BYTES
+
+_numpy = _Kept(_numpy_memory, np.random.get_state, lambda state: bool(state[3]))
+_python = _Kept(_python_memory, random.getstate, lambda state: state[2] is not None)
 
 
 def _same_numpy(a: Any, b: Any) -> bool:

@@ -74,3 +74,20 @@ def test_another_generator_of_numpy_is_read_as_well() -> None:
         assert before.moved()
     finally:
         np.random.mtrand.set_bit_generator(old)
+
+
+def test_the_half_of_a_pair_of_pythons_is_seen() -> None:
+    random.seed(5)
+    random.gauss(0.0, 1.0)
+    before = RandomState.now()
+    second = random.gauss(0.0, 1.0)
+    assert before.moved()
+    before.restore()
+    assert random.gauss(0.0, 1.0) == second
+
+
+def test_a_state_that_is_not_moved_is_read_once() -> None:
+    before = RandomState.now()
+    again = RandomState.now()
+    assert again.python is before.python
+    assert again.numpy is before.numpy
