@@ -1,5 +1,5 @@
 .DEFAULT_GOAL := help
-.PHONY: help setup cases full test soak example report lint
+.PHONY: help setup cases full test bench soak example report lint
 
 PYTHON ?= python3
 PYTEST_ARGS ?=
@@ -32,6 +32,9 @@ full: $(STAMP) ## run the cases in every precision and on up to 8 replicas
 
 test: $(STAMP) ## run the tests
 	$(BIN)/pytest tests -n auto --hypothesis-profile=ci $(PYTEST_ARGS)
+
+bench: $(STAMP) ## what a case costs, in ratios against baselines of the same run (ten minutes)
+	PYTHONPATH=. $(BIN)/python tests/bench/bench.py
 
 soak: $(STAMP) ## draw thousands of correct and faulty loops (long)
 	$(BIN)/pytest tests/soak -n auto --hypothesis-profile=full $(PYTEST_ARGS)
