@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,10 +13,10 @@ from equivtest.arms.replay import Replay
 from equivtest.compare.cause import Cause
 from equivtest.compare.continuity import same_values
 from equivtest.compare.distance import distance, norm, ratio
-from equivtest.compare.tolerance import oracle_tolerance
+from equivtest.compare.tolerance import oracle_tolerance, sum_tolerance
 from equivtest.compare.verdict import Finding
 from equivtest.observe.trace import OptimizerTrace, UpdateTrace
-from equivtest.precision import Precision, unit_roundoff
+from equivtest.precision import Precision
 
 
 @dataclass(frozen=True)
@@ -139,7 +138,7 @@ def buffers(u: int, replay: Replay, seen: Sequence[UpdateTrace], A: int) -> Iter
                 continue
             moved = ratio(distance(found, wanted), norm(wanted))
             floating = found.is_floating_point()
-            allowed = 4 * math.sqrt(A) * unit_roundoff(found.dtype) if floating else 0.0
+            allowed = sum_tolerance(A, found.dtype) if floating else 0.0
             if moved > allowed:
                 yield Finding(
                     Cause.BUFFERS,

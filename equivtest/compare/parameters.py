@@ -216,8 +216,8 @@ class ParameterJudge:
         """Those of ``odd`` that another implementation's rounding does not explain.
 
         In float64 within ``KAPPA`` u of the parameter; and all moved as the experiment's optimizer
-        moves them, to a quarter, beside a few last bits: in half precision an update is no larger
-        than the rounding of a parameter, and the first rule would pass none at all.
+        moves them, to ``MOVED_APART`` beside ``LAST_BITS``: in half precision an update is no
+        larger than the rounding of a parameter, and the first rule would pass none at all.
         """
         groups = self._expected.hyperparameters(optimizer)
         exact = replayed.float64_updated(update.before, update.clipped, seen, optimizer, groups)
@@ -231,7 +231,8 @@ class ParameterJudge:
             moved += distance(wanted[name], before) ** 2
             if after.numel():
                 last_bit = max(last_bit, 2 * u * float(after.abs().max()))
-        return odd if apart**0.5 > 0.25 * moved**0.5 + 2 * last_bit else far
+        allowed = replayed.MOVED_APART * moved**0.5 + replayed.LAST_BITS * last_bit
+        return odd if apart**0.5 > allowed else far
 
     def _other_implementation(self, seen: OptimizerTrace, optimizer: Optimizer) -> bool:
         """The loop's optimizer is the experiment's but for how the update is computed."""
@@ -287,7 +288,7 @@ class ParameterJudge:
             return False
         near_zero = math.sqrt(found.numel()) * half_subnormal(found.dtype)
         allowed = unit_roundoff(found.dtype) * norm(wanted) + near_zero
-        return distance(wanted, found) <= 16 * allowed
+        return distance(wanted, found) <= replayed.STATE_UNITS * allowed
 
 
 def _other_optimizer(u: int, seen: OptimizerTrace) -> Finding:

@@ -28,6 +28,10 @@ ORDER = (
 )
 """Findings that tell most come first: a later one is often a consequence of an earlier."""
 
+MEAN_LIKE = 0.2
+"""How far, relatively, the parts' summed losses may be from as many times the whole's and still be
+called means: those of unequal parts are not equal. It chooses words, never a status."""
+
 
 def telling(findings: Sequence[Finding]) -> tuple[Finding, ...]:
     """Findings in the order of what they tell, without mere consequences of others."""
@@ -104,7 +108,7 @@ def split_finding(
         )
         return [Finding("", text, update=u)]
     parts = sum(1 for replica in shape for n in replica if n)
-    mean = parts > 1 and abs(c.loss_ratio - parts) < 0.2 * parts
+    mean = parts > 1 and abs(c.loss_ratio - parts) < MEAN_LIKE * parts
     why = (
         f"the parts' losses add up to {c.loss_ratio:.3g} times the whole's: Loss.total must be a "
         'sum over the supervised elements (reduction="sum"), not a mean'

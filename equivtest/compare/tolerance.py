@@ -1,4 +1,23 @@
-"""The tolerances of the three comparisons, and of the weights."""
+"""The tolerances of the three comparisons, and of the weights.
+
+How near correct loops come to each constant of ``compare``, drawn by ``tests/drawn.py``; ``u`` is
+the unit roundoff. Constants that choose words only are named where they are used.
+
+================================  ======  =====================================================
+constant                          value   largest seen of correct loops
+================================  ======  =====================================================
+``SUM_UNITS``                     4       0.32 of A's tolerance in 2,000 cases
+``SPLIT`` over ``LEAST_FLOOR``    64      0.85 of B's tolerance in 2,000 cases
+``Precision.kappa``               4       0.50 of C's tolerance in 2,000 cases
+``optimizer.KAPPA``               4       0.99 u in 51 updates by other implementations
+``optimizer.MOVED_APART``         0.25    0.17, and all of it last bits
+``optimizer.LAST_BITS``           2       1.2
+``optimizer.STATE_UNITS``         16      2.2 u in 541 tensors of state
+``norm_clip.CLIP_UNITS``          8       3.7 u; 5 u by the order of 2,000 tensors alone
+``norm_clip.AT_BOUND``            1e-3    1.3e-5 in float32; 2.0 u in half precision
+``weights.EXPLAINED``             0.25    0.53 is the least that weights left of a right loop
+================================  ======  =====================================================
+"""
 
 from __future__ import annotations
 
@@ -13,8 +32,15 @@ from equivtest.precision import Precision, half_subnormal, unit_roundoff
 FLOAT64_CAP = 1e-9
 """Float64 noise beyond which it is no noise."""
 
+SUM_UNITS = 4.0
+"""Roundoffs, times the root of its terms, that a sum in some order may be off (A): roundings of n
+terms add up like a random walk, to about sqrt(n) u."""
+
 SPLIT = 64.0
 """Noise floors that comparison B allows."""
+
+LEAST_FLOOR = 4.0 * 2.0**-53
+"""The least noise that B takes float64 to have: runs that happen to agree prove no less."""
 
 SMALL = 64
 """Elements up to which a tensor's own floor is too few draws: the median over tensors stands in."""
@@ -33,12 +59,21 @@ def replay_tolerance(plan: Plan, dtype: torch.dtype, elements: int, scale: float
     the microbatches' gradients are all zeros (``scale`` 0) no addition rounds.
     """
     absolute = math.sqrt(elements) * half_subnormal(dtype) / scale if scale > 0 else 0.0
-    return 4.0 * math.sqrt(plan.A * plan.D) * (unit_roundoff(dtype) + absolute)
+    return sum_tolerance(plan.A * plan.D, dtype, absolute)
+
+
+def sum_tolerance(terms: int, dtype: torch.dtype, absolute: float = 0.0) -> float:
+    """What a sum of ``terms`` may be off, relative to the sum of their norms.
+
+    Args:
+        absolute: what each addition rounds beside u, as a share of that sum.
+    """
+    return SUM_UNITS * math.sqrt(terms) * (unit_roundoff(dtype) + absolute)
 
 
 def split_tolerance(floor: float) -> float:
     """B: ``64 max(floor, 4u)`` in float64."""
-    return SPLIT * max(floor, 4.0 * 2.0**-53)
+    return SPLIT * max(floor, LEAST_FLOOR)
 
 
 def oracle_tolerance(precision: Precision, floor: float) -> float:
