@@ -1,5 +1,5 @@
 .DEFAULT_GOAL := help
-.PHONY: help setup cases full test bench soak example report lint
+.PHONY: help setup cases full test gpu-matrix bench soak example report lint
 
 PYTHON ?= python3
 PYTEST_ARGS ?=
@@ -12,26 +12,38 @@ PAGE := reports/divergence.html
 # A PYTHON that somebody chose is taken or refused; only the default looks further.
 ifeq ($(origin PYTHON),file)
 CANDIDATES := $(PYTHON) python3.11 python3.12 python3.13 python3.14
+GPU_PYTHON := $(BIN)/python
+GPU_SETUP := $(STAMP)
 else
 CANDIDATES := $(PYTHON)
+# It has a torch that was built for this machine: nothing is installed, least of all another torch.
+GPU_PYTHON := $(PYTHON)
+GPU_SETUP :=
 endif
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 	@echo
 	@echo "  PYTHON=python3.12      the interpreter that .venv is made with (3.11 or newer)"
+	@echo "                         for gpu-matrix: one that has a torch for this GPU, used as it is"
 	@echo "  PYTEST_ARGS='-k lstm'  more arguments for pytest, in every target that runs it"
 
 setup: $(STAMP) ## create .venv with the pinned versions; the other targets do it themselves
 
 cases: $(STAMP) ## run the cases (CI-sized) and write reports/divergence.html
-	@$(call run_cases)
+	@$(call run_cases,,$(BIN)/pytest cases/ -n auto)
 
 full: $(STAMP) ## run the cases in every precision and on up to 8 replicas
-	@$(call run_cases,EQUIVTEST_FULL=1)
+	@$(call run_cases,EQUIVTEST_FULL=1,$(BIN)/pytest cases/ -n auto)
 
 test: $(STAMP) ## run the tests
 	$(BIN)/pytest tests -n auto --hypothesis-profile=ci $(PYTEST_ARGS)
+
+# From here, with this interpreter, whether or not equivtest is installed in it.
+gpu-matrix: $(GPU_SETUP) ## run the cases in every precision on the GPUs at hand (NCCL)
+	@export PYTHONPATH="$$PWD$${PYTHONPATH:+:$$PYTHONPATH}"; \
+	arguments=$$($(GPU_PYTHON) -m equivtest devices --max-D 8) || exit $$?; \
+	$(call run_cases,EQUIVTEST_FULL=1 EQUIVTEST_GPU=1,$(GPU_PYTHON) -m pytest cases/ $$arguments --equiv-device=cuda)
 
 bench: $(STAMP) ## what a case costs, in ratios against baselines of the same run (ten minutes)
 	PYTHONPATH=. $(BIN)/python tests/bench/bench.py
@@ -56,7 +68,7 @@ lint: $(STAMP) ## ruff and mypy
 
 # The page is most wanted when cases fail: say where it is, then pass pytest's status on.
 define run_cases
-status=0; $(1) $(BIN)/pytest cases/ -n auto $(PYTEST_ARGS) || status=$$?; \
+status=0; $(1) $(2) $(PYTEST_ARGS) || status=$$?; \
 if [ -f $(PAGE) ]; then echo "report: $(PAGE)"; else echo "report: none was written"; fi; \
 exit $$status
 endef

@@ -101,7 +101,7 @@ chars_transformer = Experiment(
     optimizer=lambda model: torch.optim.AdamW(model.parameters(), lr=1e-3),
     scheduler=warmup,
     clip_norm=1.0,
-    scaler=lambda: torch.amp.GradScaler("cpu", init_scale=2.0**10),
+    scaler=lambda device: torch.amp.GradScaler(device, init_scale=2.0**10),
     updates=2,
 )
 

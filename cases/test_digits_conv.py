@@ -51,7 +51,7 @@ digits_conv = Experiment(
     count=lambda batch: len(batch["label"]),
     optimizer=nesterov,
     clip_value=0.02,  # active: a third of the first gradient's elements are beyond it
-    scaler=lambda: torch.amp.GradScaler("cpu", init_scale=2.0**10),
+    scaler=lambda device: torch.amp.GradScaler(device, init_scale=2.0**10),
     updates=2,
 )
 

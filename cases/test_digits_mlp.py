@@ -36,7 +36,7 @@ digits_mlp = Experiment(
     loss=loss,
     count=lambda batch: len(batch["label"]),
     optimizer=lambda model: torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9),
-    scaler=lambda: torch.amp.GradScaler("cpu", init_scale=2.0**10),
+    scaler=lambda device: torch.amp.GradScaler(device, init_scale=2.0**10),
     updates=2,
 )
 

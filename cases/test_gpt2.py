@@ -85,7 +85,7 @@ gpt2 = Experiment(
     optimizer=adamw,
     scheduler=linear_decay,
     clip_norm=0.5,  # active: the norm of the first gradient is 0.87
-    scaler=lambda: torch.amp.GradScaler("cpu", init_scale=2.0**10),
+    scaler=lambda device: torch.amp.GradScaler(device, init_scale=2.0**10),
     updates=2,
 )
 

@@ -77,7 +77,7 @@ half_labelled = Experiment(
     count=counts,
     optimizer=two_optimizers,
     scheduler=schedulers,
-    scaler=lambda: torch.amp.GradScaler("cpu", init_scale=2.0**10),
+    scaler=lambda device: torch.amp.GradScaler(device, init_scale=2.0**10),
     updates=2,
 )
 

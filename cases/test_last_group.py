@@ -51,7 +51,7 @@ def thirty_images(**settings):
         loss=loss,
         count=supervised,
         optimizer=lambda model: torch.optim.Adam(model.parameters(), lr=1e-3),
-        scaler=lambda: torch.amp.GradScaler("cpu", init_scale=2.0**10),
+        scaler=lambda device: torch.amp.GradScaler(device, init_scale=2.0**10),
         **settings,
     )
 

@@ -57,7 +57,7 @@ lines_lstm = Experiment(
     loss=loss,
     count=supervised,
     optimizer=lambda model: torch.optim.RMSprop(model.parameters(), lr=1e-3),
-    scaler=lambda: torch.amp.GradScaler("cpu", init_scale=2.0**10),
+    scaler=lambda device: torch.amp.GradScaler(device, init_scale=2.0**10),
     updates=2,
 )
 

@@ -37,7 +37,7 @@ loss_scaling = Experiment(
     scheduler=lambda optimizer: torch.optim.lr_scheduler.ExponentialLR(optimizer, gamma=0.5),
     scheduler_unit="applied",
     clip_norm=1.0,
-    scaler=lambda: torch.amp.GradScaler("cpu", init_scale=2.0**23, backoff_factor=2.0**-8),
+    scaler=lambda device: torch.amp.GradScaler(device, init_scale=2.0**23, backoff_factor=2.0**-8),
     updates=3,
 )
 

@@ -69,7 +69,7 @@ rare_targets = Experiment(
     loss=loss,
     count=supervised,
     optimizer=lambda model: torch.optim.Adagrad(model.parameters(), lr=1e-2),
-    scaler=lambda: torch.amp.GradScaler("cpu", init_scale=2.0**10),
+    scaler=lambda device: torch.amp.GradScaler(device, init_scale=2.0**10),
     updates=2,
 )
 

@@ -69,7 +69,7 @@ shared_layers = Experiment(
     optimizer=lambda model: torch.optim.AdamW(
         (p for p in model.parameters() if p.requires_grad), lr=1e-2, weight_decay=0.1
     ),
-    scaler=lambda: torch.amp.GradScaler("cpu", init_scale=2.0**10),
+    scaler=lambda device: torch.amp.GradScaler(device, init_scale=2.0**10),
     updates=2,
 )
 

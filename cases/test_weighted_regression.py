@@ -37,7 +37,7 @@ weighted_regression = Experiment(
     loss=loss,
     count=lambda batch: batch["weight"].sum(),
     optimizer=lambda model: torch.optim.Adam(model.parameters(), lr=1e-2, weight_decay=1e-2),
-    scaler=lambda: torch.amp.GradScaler("cpu", init_scale=2.0**10),
+    scaler=lambda device: torch.amp.GradScaler(device, init_scale=2.0**10),
     updates=2,
 )
 

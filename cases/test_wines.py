@@ -34,7 +34,7 @@ def wines_with(optimizer, **settings):
         loss=loss,
         count=lambda batch: len(batch["kind"]),
         optimizer=optimizer,
-        scaler=lambda: torch.amp.GradScaler("cpu", init_scale=2.0**10),
+        scaler=lambda device: torch.amp.GradScaler(device, init_scale=2.0**10),
         last_group="process",
         shuffle=True,
         **settings,

@@ -57,7 +57,7 @@ word_vectors = Experiment(
     loss=loss,
     count=lambda batch: len(batch["word"]),
     optimizer=sparse_and_dense,
-    scaler=lambda: torch.amp.GradScaler("cpu", init_scale=2.0**10),
+    scaler=lambda device: torch.amp.GradScaler(device, init_scale=2.0**10),
     updates=2,
 )
 

@@ -14,6 +14,7 @@ from equivtest.batches import CountError
 from equivtest.compare.card import planned_card
 from equivtest.compare.judge import judge
 from equivtest.compare.verdict import Expectation, Failure, Status, Verdict, expectation
+from equivtest.devices import seated
 from equivtest.experiment import Experiment, Rank
 from equivtest.plan import Plan
 from equivtest.pool import Pool, PoolError, RankFailed, Shared, current_pool
@@ -34,6 +35,7 @@ def check(
     wrap: Callable[[Any], Any] | None = None,
     expect: Expectation = "equivalent",
     device: str = "cpu",
+    share_gpus: bool = False,
     timeout_s: float | None = None,
     pool: Pool | None = None,
 ) -> Verdict:
@@ -44,7 +46,8 @@ def check(
         loop: the code under test, ``Rank -> None``; equivtest's recipe if left out.
         wrap: ``module -> wrapped``; ``DistributedDataParallel`` if left out.
         expect: a status, a cause or a set of causes; decides ``Verdict.passed``.
-        device: ``cpu``.
+        device: ``cpu``, or ``cuda``: NCCL, and a GPU for each replica.
+        share_gpus: let replicas share GPUs, on gloo, where there are more of them.
         timeout_s: seconds that the ranks may take; the pool's own limit if left out.
 
     Returns:
@@ -68,18 +71,26 @@ def check(
         device=device,
         digest=shared.digest,
     )
-    verdict = _verdict(pool or current_pool(), experiment, shared, case, timeout_s)
+    verdict = _verdict(pool or current_pool(), experiment, shared, case, share_gpus, timeout_s)
     return replace(verdict, expect=expected, duration_s=time.perf_counter() - began)
 
 
 def _verdict(
-    pool: Pool, experiment: Experiment, shared: Shared, case: Case, timeout_s: float | None
+    pool: Pool,
+    experiment: Experiment,
+    shared: Shared,
+    case: Case,
+    share_gpus: bool,
+    timeout_s: float | None,
 ) -> Verdict:
-    reason = refusal(case.precision, case.device) or _not_yet(case)
-    if reason is not None:
-        return _not_run(experiment, case, reason)
     try:
-        traces = pool.run(candidate, shared, case, D=case.plan.D, timeout_s=timeout_s, sealed=True)
+        placed = _placed(pool, case, share_gpus)
+        if isinstance(placed, str):
+            return _not_run(experiment, case, placed)
+        case, D, seating = placed, placed.plan.D, placed.seating
+        traces = pool.run(
+            candidate, shared, case, D=D, seating=seating, timeout_s=timeout_s, sealed=True
+        )
     except RankFailed as failure:
         return _failed(pool, experiment, shared, case, failure)
     except PoolError as failure:
@@ -121,10 +132,16 @@ def _error(experiment: Experiment, case: Case, failure: PoolError, where: str = 
     )
 
 
-def _not_yet(case: Case) -> str | None:
+def _placed(pool: Pool, case: Case, share_gpus: bool) -> Case | str:
+    """The case where it will run, or why it cannot."""
     plan = case.plan
-    if case.device != "cpu":
-        return f"device={case.device!r}: cases run on the CPU only so far"
     if plan.processes != plan.D:
         return f"{plan} spans {plan.processes // plan.D} processes a replica: only D is run here"
-    return None
+    if case.device == "cpu":
+        return refusal(case.precision, case.device) or case
+    machine = pool.machine()
+    seating = seated(plan.D, machine, share_gpus)
+    if isinstance(seating, str):
+        return seating
+    capability = machine.own[0].capability
+    return refusal(case.precision, case.device, capability) or replace(case, seating=seating)

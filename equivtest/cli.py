@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -33,8 +34,31 @@ def main(argv: Sequence[str] | None = None) -> int:
         metavar="DIR",
         help="where to write (default: the one reports folder that was given, else reports)",
     )
+    devices = commands.add_parser(
+        "devices",
+        help="print the arguments that pytest takes on the GPUs at hand",
+        description="Print the arguments for pytest with which each worker has a GPU for every "
+        "replica, as far as there are so many: `pytest $(equivtest devices) --equiv-device=cuda`.",
+    )
+    devices.add_argument(
+        "--max-D", type=int, default=4, metavar="D", help="replicas of the largest plan (default 4)"
+    )
     arguments = parser.parse_args(argv)
+    if arguments.command == "devices":
+        return _devices(arguments.max_D)
     return _report(arguments.folders, arguments.out)
+
+
+def _devices(max_D: int) -> int:
+    from equivtest.gpumatrix import MissingPackagesError
+    from equivtest.gpumatrix import arguments as pytest_arguments
+
+    try:
+        print(shlex.join(pytest_arguments(max_D)))
+    except MissingPackagesError as error:
+        print(f"equivtest devices: {sys.executable}: {error}", file=sys.stderr)
+        return 2
+    return 0
 
 
 def _report(folders: Sequence[Path], out: Path | None) -> int:

@@ -5,6 +5,7 @@ Importing this module does not import torch: pytest loads the plugin in every se
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
@@ -79,7 +80,8 @@ class Experiment:
             ``attempted`` one, or a ``microbatch``.
         clip_norm: bound of the total gradient norm (``clip_grad_norm_``), or no clip.
         clip_value: bound of each element's magnitude (``clip_grad_value_``) instead, or no clip.
-        scaler: ``() -> torch.amp.GradScaler`` for ``fp16-mixed``; torch's own defaults if left out.
+        scaler: ``device -> torch.amp.GradScaler`` for ``fp16-mixed``, with ``"cpu"`` or ``"cuda"``;
+            ``() -> GradScaler`` where one device is enough; torch's own defaults if left out.
         averages: ``model -> shadow of the weights`` with ``update_parameters(model)``, such as
             ``torch.optim.swa_utils.AveragedModel``.
         updates: attempted updates to run.
@@ -99,7 +101,7 @@ class Experiment:
     scheduler_unit: SchedulerUnit = "applied"
     clip_norm: float | None = None
     clip_value: float | None = None
-    scaler: Callable[[], Any] | None = None
+    scaler: Callable[..., Any] | None = None
     averages: Callable[[Any], Any] | None = None
     updates: int = 2
     shuffle: bool = False
@@ -214,6 +216,17 @@ class Rank:
         from torch.distributed.device_mesh import DeviceMesh
 
         return DeviceMesh.from_group(self.dp_group, self.device.type, mesh_dim_names=("dp",))
+
+
+def wants_device(scaler: Callable[..., Any]) -> bool:
+    """Whether a factory of scalers is to be called with the device.
+
+    If its first argument must be given or is called ``device``, as that of ``GradScaler`` itself.
+    """
+    first = next(iter(inspect.signature(scaler).parameters.values()), None)
+    if first is None or first.kind not in (first.POSITIONAL_ONLY, first.POSITIONAL_OR_KEYWORD):
+        return False
+    return first.name == "device" or first.default is first.empty
 
 
 def _callable(argument: str, given: object) -> None:

@@ -12,8 +12,10 @@ from equivtest.check import check
 from equivtest.compare.card import planned_card
 from equivtest.compare.prose import reason
 from equivtest.compare.verdict import Failure, Status, Verdict, expectation
+from equivtest.devices import Machine
 from equivtest.experiment import Experiment
 from equivtest.plan import Plan, comparable
+from equivtest.pool import PoolError, current_pool
 from equivtest.report import identity, record
 
 if TYPE_CHECKING:
@@ -53,6 +55,7 @@ class Cases:
             precision=precision,
             expect=expect,
             device=self._settings.device,
+            share_gpus=self._settings.share_gpus,
             timeout_s=self._settings.timeout_s,
             **how,
         )
@@ -64,7 +67,21 @@ class Cases:
     def rerun_command(self, nodeid: str) -> str:
         """The command that runs the test again with this session's device and time-out."""
         chosen = self._settings
-        return identity.rerun_command(nodeid, device=chosen.device, timeout_s=chosen.timeout_s)
+        return identity.rerun_command(
+            nodeid,
+            device=chosen.device,
+            share_gpus=chosen.share_gpus,
+            timeout_s=chosen.timeout_s,
+        )
+
+    def environment(self) -> dict[str, str]:
+        """Versions and hardware of this process's cases."""
+        if self._settings.device == "cpu":
+            return identity.environment()
+        try:
+            return identity.environment(current_pool().machine())
+        except PoolError:  # CUDA is there and fails: the case's error says how
+            return identity.environment(Machine())
 
 
 class Equivalence:
@@ -103,7 +120,7 @@ class Equivalence:
             loop=identity.loop_name(loop),
             wrap=identity.wrap_name(wrap),
             rerun=self._cases.rerun_command(nodeid),
-            environment=identity.environment(),
+            environment=self._cases.environment(),
             verdict=verdict,
         )
         self._cases.write(case)

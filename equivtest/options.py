@@ -39,6 +39,7 @@ class Settings:
         device: ``cpu`` or ``cuda``.
         timeout_s: seconds for one case, or None for check's default.
         max_ranks: processes of one case, or None for no bound.
+        share_gpus: replicas share GPUs, on gloo, where there are more of them.
     """
 
     reports: Path
@@ -47,6 +48,7 @@ class Settings:
     device: str
     timeout_s: float | None
     max_ranks: int | None
+    share_gpus: bool = False
 
 
 def add_options(parser: pytest.Parser) -> None:
@@ -55,6 +57,9 @@ def add_options(parser: pytest.Parser) -> None:
     for name, (metavar, text) in _OPTIONS.items():
         group.addoption(f"--equiv-{name}", metavar=metavar, default=None, help=text)
         parser.addini(f"equiv_{name.replace('-', '_')}", help=text, default="")
+    text = "let replicas share GPUs, on gloo, where there are more replicas than GPUs"
+    group.addoption("--equiv-share-gpus", action="store_true", help=text)
+    parser.addini("equiv_share_gpus", help=text, type="bool", default=False)
 
 
 def settings(config: pytest.Config) -> Settings:
@@ -74,6 +79,7 @@ def settings(config: pytest.Config) -> Settings:
         device=_read(config, "device", _device) or "cpu",
         timeout_s=_read(config, "timeout", _timeout),
         max_ranks=_read(config, "max-ranks", _max_ranks),
+        share_gpus=config.getoption("--equiv-share-gpus") or config.getini("equiv_share_gpus"),
     )
 
 

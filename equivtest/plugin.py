@@ -5,6 +5,7 @@ Every session loads this module: torch, pandas and the pool are imported where a
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Generator
 from typing import TYPE_CHECKING, Any
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from equivtest import options
+from equivtest.devices import WORKER, first_free
 from equivtest.report.run import RunFolder
 
 if TYPE_CHECKING:
@@ -52,6 +54,9 @@ class Session:
         self._outcomes: dict[str, str] = {}
         self._summary: list[str] = []
         self._cases: Cases | None = None
+        self._places: dict[str, int] = {}  # of the workers that live, by id
+        if WORKER in getattr(config, "workerinput", {}):
+            os.environ[WORKER] = config.workerinput[WORKER]  # type: ignore[attr-defined]
 
     def cases(self) -> Cases:
         """What this process checks cases with."""
@@ -80,7 +85,7 @@ class Session:
 
     # After the fixtures' teardown, and after xdist has waited for its workers.
     @pytest.hookimpl(wrapper=True)
-    def pytest_sessionfinish(self) -> Generator[None, object, object]:
+    def pytest_sessionfinish(self, session: pytest.Session) -> Generator[None, object, object]:
         try:
             return (yield)
         finally:
@@ -88,7 +93,13 @@ class Session:
             if not self._is_worker and self._folder.path.is_dir():
                 from equivtest.report.closing import close_run
 
-                self._summary = close_run(self._folder, self._outcomes)
+                closing = close_run(self._folder, self._outcomes)
+                self._summary = closing.lines
+                if closing.not_compared and self._settings.device == "cuda":
+                    # Skipped tests alone would pass, on a machine that was to have a GPU.
+                    self._summary = [closing.not_compared, *closing.lines]
+                    if session.exitstatus == pytest.ExitCode.OK:
+                        session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:
         if self._summary:
@@ -98,7 +109,14 @@ class Session:
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_configure_node(self, node: Any) -> None:
-        node.workerinput.update(options.for_worker(self._settings))
+        taken = list(self._places.values())
+        self._places[node.workerinput["workerid"]] = first_free(taken)
+        place = f"{first_free(taken)}/{node.workerinput['workercount']}"
+        node.workerinput.update(options.for_worker(self._settings) | {WORKER: place})
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_testnodedown(self, node: Any) -> None:
+        self._places.pop(node.workerinput["workerid"], None)
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_xdist_make_scheduler(self, config: pytest.Config, log: Any) -> Any:

@@ -94,10 +94,28 @@ def precision(name: str) -> Precision:
     return PRECISIONS[name]
 
 
-def refusal(precision: Precision, device: str) -> str | None:
-    """Why ``precision`` cannot run on ``device`` at all, or None."""
+AMPERE = (8, 0)
+"""The compute capability that TF32 and bfloat16 arithmetic came with. Older GPUs compute float32
+where TF32 is asked for, and emulate bfloat16: another arithmetic under the same name."""
+
+
+def refusal(
+    precision: Precision, device: str, capability: tuple[int, int] | None = None
+) -> str | None:
+    """Why ``precision`` cannot run on ``device`` at all, or None.
+
+    Args:
+        capability: of the GPU.
+    """
     if precision.name == "tf32" and device != "cuda":
         return "tf32 needs a CUDA device: it is a mode of the GPU's float32 matrix units"
+    low = torch.bfloat16 in (precision.parameters, precision.autocast)
+    if capability is not None and capability < AMPERE and (low or precision.name == "tf32"):
+        major, minor = capability
+        return (
+            f"{precision.name} needs a GPU of compute capability {AMPERE[0]}.{AMPERE[1]} or more, "
+            f"and this one has {major}.{minor}"
+        )
     return None
 
 

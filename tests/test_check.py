@@ -276,6 +276,24 @@ def test_what_torch_refuses_in_a_precision_is_not_run_in_torchs_words() -> None:
     assert str(refusal.value).splitlines()[0] in verdict.explain()
 
 
+class Scattering(nn.Module):
+    """``put_`` without accumulation: torch has no kernel of it that gives the same bits twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(5, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.layer(x)
+        return y + torch.zeros(3).put_(torch.tensor([0]), torch.ones(1))
+
+
+def test_an_operation_without_a_deterministic_kernel_is_not_run_in_torchs_words() -> None:
+    verdict = check(an_experiment(model=Scattering), Plan(2, 2, 2), "fp64")
+    assert verdict.status == "not-run", verdict.explain()
+    assert "put_ does not have a deterministic implementation" in verdict.explain()
+
+
 # -- cannot finish
 
 

@@ -1,10 +1,15 @@
 """What a user hands over is refused at once, in words that say what to pass."""
 
+import functools
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
 
 from equivtest import Experiment, Group, Loss
+from equivtest.experiment import wants_device
 
 
 def an_experiment(**changes) -> Experiment:
@@ -136,3 +141,23 @@ def test_a_microbatch_is_collated_only_when_it_is_asked_for(group: Group) -> Non
 def test_a_group_tells_its_counts_examples_and_number(group: Group) -> None:
     assert (group.count, group.local_count, group.update) == (10, 6, 4)
     assert group.examples == ((0, 1), (2,), ())
+
+
+@pytest.mark.parametrize(
+    ("factory", "wanted"),
+    [
+        (lambda: None, False),
+        (lambda device: None, True),
+        (lambda d: None, True),
+        (lambda scale=2.0: None, False),
+        (lambda device="cuda", scale=2.0: None, True),
+        (lambda **settings: None, False),
+        (torch.amp.GradScaler, True),
+        (functools.partial(torch.amp.GradScaler, init_scale=4.0), True),
+        (functools.partial(torch.amp.GradScaler, "cpu"), False),
+    ],
+)
+def test_a_factory_of_scalers_is_given_the_device_if_it_takes_one(
+    factory: Callable[..., Any], wanted: bool
+) -> None:
+    assert wants_device(factory) == wanted

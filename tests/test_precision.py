@@ -102,6 +102,21 @@ def test_tf32_wants_a_gpu() -> None:
     assert refusal(precision("fp32"), "cpu") is None
 
 
+@pytest.mark.parametrize("name", ["tf32", "bf16", "bf16-mixed"])
+def test_a_gpu_that_lacks_a_precision_is_told_with_what_it_has(name: str) -> None:
+    # TF32 and bfloat16 came with compute capability 8.0; 7.5 is the last one before it.
+    assert refusal(precision(name), "cuda", (7, 5)) == (
+        f"{name} needs a GPU of compute capability 8.0 or more, and this one has 7.5"
+    )
+    assert refusal(precision(name), "cuda", (8, 0)) is None
+    assert refusal(precision(name), "cuda", (10, 0)) is None
+
+
+@pytest.mark.parametrize("name", ["fp64", "fp32", "fp16", "fp16-mixed"])
+def test_the_other_precisions_run_on_any_gpu(name: str) -> None:
+    assert refusal(precision(name), "cuda", (6, 0)) is None
+
+
 @pytest.mark.parametrize("optimizer", [torch.optim.Adam, torch.optim.AdamW, torch.optim.RMSprop])
 def test_an_eps_that_is_zero_in_the_parameters_dtype_is_refused(optimizer) -> None:
     # 1e-8 is below half of float16's smallest number, 2^-25 = 3e-8.

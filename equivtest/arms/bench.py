@@ -102,7 +102,8 @@ class Bench:
         return mine == then and self._modules == list(self.module.named_modules())
 
     def buffers(self) -> dict[str, Tensor]:
-        return {n: b.detach().clone() for n, b in self.module.named_buffers()}
+        """Copies on the host."""
+        return {n: b.detach().to("cpu", copy=True) for n, b in self.module.named_buffers()}
 
     def run(self, batch: Any, factor: Factor) -> Pass:
         """Forward ``batch`` and backward each loss total with ``factor``."""
@@ -120,7 +121,8 @@ class Bench:
         if roots:
             torch.autograd.backward(roots, gradients)
         return Pass(
-            gradients=[p.grad for _, p in self._trained],
+            # On the host, as traces are: what is compared and added up must lie in one place.
+            gradients=[None if p.grad is None else p.grad.cpu() for _, p in self._trained],
             totals=tuple(float(loss.total.detach()) for loss in made),
             counts=tuple(float(loss.count) for loss in made),
             terms=terms,

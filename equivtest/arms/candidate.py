@@ -8,12 +8,12 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.nn.parallel import DistributedDataParallel
 
-from equivtest.arms.build import build, deterministic, quiet_schedulers, seed_everything
+from equivtest.arms.build import build, quiet_schedulers, seed_everything
 from equivtest.arms.case import Case
+from equivtest.arms.computing import computing, device_of, wrapped
 from equivtest.batches import Batches, Counter, Counts, added, plain
-from equivtest.experiment import Experiment, Group, Rank
+from equivtest.experiment import Experiment, Group, Rank, wants_device
 from equivtest.loops import accumulate, several
 from equivtest.observe import Trace
 from equivtest.observe.observer import Observer
@@ -24,10 +24,10 @@ from equivtest.precision import optimizer_refusal
 
 def candidate(seat: Seat, experiment: Experiment, case: Case) -> Trace:
     """Run the case's loop in this rank and return what it left behind."""
-    with deterministic():
+    with computing(case):
         seat.note("building the model")
         module = build(experiment, case.precision.parameters, case.device)
-        model = (case.wrap or DistributedDataParallel)(module)
+        model = case.wrap(module) if case.wrap else wrapped(module, device_of(case))
         optimizer = experiment.optimizer(module)
         for one in several(optimizer):
             refusal = optimizer_refusal(one)
@@ -62,7 +62,7 @@ def _rank(
         D=dist.get_world_size(seat.group),
         dp_rank=dist.get_rank(seat.group),
         dp_group=seat.group,
-        device=torch.device(case.device),
+        device=device_of(case),
         loss=experiment.loss,
         dataset=experiment.data,
         scheduler_unit=experiment.scheduler_unit,
@@ -80,7 +80,8 @@ def _scaler(experiment: Experiment, case: Case) -> Any:
     """The scaler of a precision that needs one."""
     if not case.precision.scaled:
         return None
-    return torch.amp.GradScaler(case.device) if experiment.scaler is None else experiment.scaler()
+    factory = torch.amp.GradScaler if experiment.scaler is None else experiment.scaler
+    return factory(case.device) if wants_device(factory) else factory()
 
 
 def counter(

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from equivtest.devices import ON_CPU, Seating
 from equivtest.experiment import Experiment, Rank
 from equivtest.plan import GroupLayout, Plan, layout
 from equivtest.precision import Precision
@@ -19,8 +20,10 @@ class Case:
     Attributes:
         groups: which example goes where, for each attempted update.
         loop, wrap: the code under test, None for equivtest's recipe and DistributedDataParallel.
+        device: ``cpu`` or ``cuda``.
         digest: identifies the experiment's bytes, for what processes keep of it; empty for a case
             that will not run.
+        seating: backend and GPUs of its ranks.
     """
 
     plan: Plan
@@ -30,6 +33,7 @@ class Case:
     wrap: Callable[[Any], Any] | None
     device: str
     digest: str
+    seating: Seating = ON_CPU
 
 
 def case_of(
@@ -45,9 +49,11 @@ def case_of(
     """The case of what a user passes.
 
     Raises:
-        ValueError: there is no such precision.
+        ValueError: there is no such precision or device.
         PlanError: the plan does not fit the data.
     """
+    if device not in ("cpu", "cuda"):
+        raise ValueError(f"device={device!r}: pass 'cpu' or 'cuda'")
     return Case(
         plan=plan,
         precision=precision_called(precision),
@@ -56,6 +62,7 @@ def case_of(
         wrap=wrap,
         device=device,
         digest=digest,
+        seating=Seating("gloo" if device == "cpu" else "nccl"),  # and on which GPUs, check finds
     )
 
 

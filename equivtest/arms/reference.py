@@ -37,7 +37,7 @@ class Reference:
 
     def __init__(self, cache: dict[Any, Any], experiment: Experiment, case: Case) -> None:
         self._experiment, self._case = experiment, case
-        self._kept = _kept_for(cache, case.digest)
+        self._kept = _kept_for(cache, f"{case.digest} on {case.device}")
         stored = case.precision.parameters
         self._count = counter(experiment, self._kept, case.digest, stored)
         self._batches = Batches(experiment, stored, device=case.device)
@@ -191,7 +191,7 @@ class Reference:
                 "module, not one that returns a ready one"
             )
         state = _state_of(first)
-        other = dict(second.named_parameters())
+        other = _state_of(second).parameters
         odd = [n for n, p in state.parameters.items() if not _equal(p, other.get(n))]
         if odd:
             raise ValueError(
@@ -232,7 +232,7 @@ class Reference:
 
 
 def _kept_for(cache: dict[Any, Any], digest: str) -> dict[Any, Any]:
-    """What is kept of one experiment, letting go of those used longest ago."""
+    """What is kept of one experiment on one device, letting go of those used longest ago."""
     experiments: dict[str, dict[Any, Any]] = cache.setdefault("experiments", {})
     kept = experiments.pop(digest, {})
     experiments[digest] = kept
@@ -242,9 +242,10 @@ def _kept_for(cache: dict[Any, Any], digest: str) -> dict[Any, Any]:
 
 
 def _state_of(module: nn.Module) -> State:
+    """Copies on the host, as those of a trace are."""
     return State(
-        {n: p.detach().clone() for n, p in module.named_parameters()},
-        {n: b.detach().clone() for n, b in module.named_buffers()},
+        {n: p.detach().to("cpu", copy=True) for n, p in module.named_parameters()},
+        {n: b.detach().to("cpu", copy=True) for n, b in module.named_buffers()},
     )
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 
-from equivtest.arms.build import deterministic
 from equivtest.arms.case import Case
+from equivtest.arms.computing import computing
 from equivtest.arms.reference import Reference
 from equivtest.batches import CountError
 from equivtest.experiment import Experiment
@@ -13,10 +13,13 @@ from equivtest.pool import Seat
 
 LIMITS = re.compile(
     r"not implemented|not supported|unsupported|does not support|could not (run|create)|"
-    r"expected more than 1",
+    r"expected more than 1|does not have a deterministic implementation",
     re.IGNORECASE,
 )
 """How torch words what it cannot run: a dtype without kernel, a batch too small for a layer."""
+
+NOT_DETERMINISTIC = "does not have a deterministic implementation"
+"""How torch words that an operation has no kernel that gives the same bits twice, in any dtype."""
 
 TORCH_RAISES = (RuntimeError, NotImplementedError, ValueError, IndexError)
 
@@ -25,20 +28,21 @@ def refused(seat: Seat, experiment: Experiment, case: Case) -> str | None:
     """Torch's own words if it refuses the case's microbatches in its precision, else None.
 
     Each microbatch shape of the plan is tried in the case's precision. What one large batch in
-    float64 refuses as well is a mistake in the experiment, not a limit of torch; and so is what is
-    not worded as a limit (dtypes that do not match, shapes that do not fit).
+    float64 refuses as well is a mistake in the experiment, not a limit of torch, unless it is an
+    operation without a deterministic kernel; and so is what is not worded as a limit (dtypes that
+    do not match, shapes that do not fit).
 
     Raises:
         CountError: the experiment counts other terms than its loss has.
     """
     reference = Reference(seat.cache, experiment, case)
-    with deterministic():
+    with computing(case):
         try:
             reference.try_whole(case.groups[0])
         except CountError:
             raise
-        except Exception:  # the experiment itself fails: the case's own traceback says how
-            return None
+        except Exception as error:  # the experiment fails: the case's own traceback says how
+            return _refused_determinism(error)
         try:
             for group in case.groups:
                 reference.try_microbatches(group)
@@ -47,6 +51,12 @@ def refused(seat: Seat, experiment: Experiment, case: Case) -> str | None:
             if limit or _refuses_no_examples(reference, case):
                 return f"torch refuses it in {case.precision.name}: {_first_line(error)}"
     return None
+
+
+def _refused_determinism(error: Exception) -> str | None:
+    if NOT_DETERMINISTIC not in str(error):
+        return None
+    return f"torch refuses it where the same bits are wanted twice: {_first_line(error)}"
 
 
 def _refuses_no_examples(reference: Reference, case: Case) -> bool:

@@ -37,9 +37,11 @@ class ExpectedAverage:
             for name, buffer in self._module.named_buffers():
                 buffer.copy_(update.end.buffers[name])
             self._average.update_parameters(self._module)
-        for name, wanted in self._average.state_dict().items():
-            found = update.averages.get(name)
-            if isinstance(wanted, Tensor) and not same_values(found, wanted):
+        for name, held in self._average.state_dict().items():
+            if not isinstance(held, Tensor):
+                continue
+            found, wanted = update.averages.get(name), held.cpu()
+            if not same_values(found, wanted):
                 off = ratio(distance(found, wanted), norm(wanted))
                 yield Finding(
                     Cause.STATE,

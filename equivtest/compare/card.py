@@ -27,7 +27,7 @@ def planned_card(experiment: Experiment, case: Case) -> Card:
         dp_group=tuple(range(plan.D)),
         precision=case.precision.name,
         device=case.device,
-        backend="gloo" if case.device == "cpu" else "nccl",
+        backend=case.seating.backend,
         optimizer="",
         normalisation=NORMALISATION,
         last_group=experiment.last_group or "none left",

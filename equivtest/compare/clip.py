@@ -15,10 +15,10 @@ from equivtest.observe.trace import UpdateTrace
 Clip = NormClip | ValueClip
 
 
-def clip_of(experiment: Experiment) -> Clip | None:
-    """How the experiment clips."""
+def clip_of(experiment: Experiment, device: str = "cpu") -> Clip | None:
+    """How the experiment clips; replayed on ``device``."""
     if experiment.clip_norm is not None:
-        return NormClip(experiment.clip_norm)
+        return NormClip(experiment.clip_norm, device)
     return None if experiment.clip_value is None else ValueClip(experiment.clip_value)
 
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from equivtest.arms.build import deterministic
 from equivtest.arms.case import Case
+from equivtest.arms.computing import computing
 from equivtest.arms.reference import Reference
 from equivtest.compare import planned
 from equivtest.compare.alike import alike
@@ -36,7 +36,7 @@ def judge(seat: Seat, experiment: Experiment, case: Case, traces: Sequence[Trace
     if refusal is not None:
         card = planned_card(experiment, case)
         return Verdict(Status.NOT_RUN, card, failure=Failure(text=refusal))
-    with deterministic():
+    with computing(case):
         reference = Reference(seat.cache, experiment, case)
         return _verdict(reference, experiment, case, alike(traces))
 
@@ -48,7 +48,7 @@ def _verdict(
     parameters = ParameterJudge(reference, experiment, case, traces[0])
     updates: list[Judged] = []
     shapes: set[object] = set()
-    clip = clip_of(experiment)
+    clip = clip_of(experiment, case.device)
     for u in range(min([len(case.groups), *(len(trace.updates) for trace in traces)])):
         shape = case.groups[u].shape
         judged = judge_update(reference, case, traces, u, clip, always_oracle=shape not in shapes)

@@ -69,19 +69,20 @@ class Received:
 
 @dataclass(frozen=True)
 class NormClip:
-    """``clip_grad_norm_`` with ``bound``."""
+    """``clip_grad_norm_`` with ``bound``, replayed on ``device``: its order of a sum counts."""
 
     bound: float
+    device: str = "cpu"
 
     def clipped(self, gradient: Gradients) -> dict[str, Tensor | None]:
-        """``clip_grad_norm_`` on a copy of the gradient."""
-        holders = {n: nn.Parameter(g.clone()) for n, g in gradient.items() if g is not None}
+        """``clip_grad_norm_`` on a copy of the gradient; on the host."""
+        given = {n: g.to(self.device, copy=True) for n, g in gradient.items() if g is not None}
+        holders = {n: nn.Parameter(g.clone()) for n, g in given.items()}
         for name, holder in holders.items():
-            given = gradient[name]
-            assert given is not None
-            holder.grad = given.clone()
+            holder.grad = given[name]
         clip_grad_norm_(list(holders.values()), self.bound)
-        return {n: holders[n].grad if n in holders else None for n in gradient}
+        clipped = {n: holder.grad for n, holder in holders.items() if holder.grad is not None}
+        return {n: clipped[n].cpu() if n in clipped else None for n in gradient}
 
     def distance(self, update: UpdateTrace) -> float:
         """How far what was received is from the clipped gradient, relative to its norm.
@@ -94,7 +95,8 @@ class NormClip:
             return 0.0
         given = update.gradient.items()
         gradients = [g for _, g in given if g is not None]
-        sizes = {total(gradients), float(get_total_norm(gradients))}
+        on_device = [g.to(self.device) for g in gradients]
+        sizes = {total(gradients), float(get_total_norm(on_device))}
         factors = {self._factor(size + more) for size in sizes for more in (0.0, EPSILON)}
         by_hand = ({n: None if g is None else g * f for n, g in given} for f in factors)
         return min(apart(update.clipped, clipped) for clipped in (wanted, *by_hand))

@@ -10,7 +10,8 @@ from __future__ import annotations
 import copy
 import inspect
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -60,6 +61,11 @@ class ExpectedOptimizers:
         self._moved = 0
         self._names = {id(p): name for name, p in module.named_parameters()}
 
+    @property
+    def device(self) -> torch.device:
+        """Where updates are replayed: another device's kernels round in another way."""
+        return next(self._module.parameters()).device
+
     def advance(self, calls: int) -> None:
         """Move the schedulers until each has had ``calls`` calls."""
         with quiet_schedulers():
@@ -76,7 +82,11 @@ class ExpectedOptimizers:
         return None
 
     def hyperparameters(self, optimizer: Optimizer) -> ParamGroups:
-        return hyperparameters(optimizer, self._names)
+        """As a trace has them: tensors on the host."""
+        return tuple(
+            (names, {k: v.cpu() if isinstance(v, Tensor) else v for k, v in values.items()})
+            for names, values in hyperparameters(optimizer, self._names)
+        )
 
     def updated(
         self, optimizer: Optimizer, before: Tensors, gradient: Gradients, seen: OptimizerTrace
@@ -87,8 +97,8 @@ class ExpectedOptimizers:
             for name, parameter in parameters.items():
                 parameter.copy_(before[name])
                 held = gradient.get(name)
-                parameter.grad = None if held is None else held.clone()
-        _set_state(optimizer, parameters, seen.state_before)
+                parameter.grad = None if held is None else held.to(parameter.device, copy=True)
+        _set_state(optimizer, parameters, seen)
         optimizer.step()
         return _outcome(optimizer, parameters)
 
@@ -100,28 +110,29 @@ def evaluates(seen: OptimizerTrace) -> bool:
 
 
 def real_clone_updated(
-    before: Tensors, gradient: Gradients, seen: OptimizerTrace
+    before: Tensors, gradient: Gradients, seen: OptimizerTrace, device: torch.device
 ) -> tuple[dict[str, Tensor], dict[str, dict[str, Any]]]:
     """Parameters and state after one update by a clone of the candidate's own optimizer.
+
+    The update runs on ``device``, what comes of it is on the host.
 
     Raises:
         Exception: whatever a class says that cannot be rebuilt from groups, defaults and state.
     """
-    return _rebuilt_updated(before, gradient, seen, torch.Tensor.clone)
+    return _rebuilt_updated(before, gradient, seen, device, torch.Tensor.clone)
 
 
 def float64_updated(
-    before: Tensors, gradient: Gradients, seen: OptimizerTrace, like: Optimizer, groups: ParamGroups
+    before: Tensors,
+    gradient: Gradients,
+    seen: OptimizerTrace,
+    like: Optimizer,
+    groups: ParamGroups,
+    device: torch.device,
 ) -> dict[str, Tensor]:
-    """Parameters after one update by ``like``'s class in float64."""
-    twin = OptimizerTrace(
-        kind=type(like),
-        defaults=like.defaults,
-        groups=groups,
-        state_before=seen.state_before,
-        state_after={},
-    )
-    return _rebuilt_updated(before, gradient, twin, _widened)[0]
+    """Parameters after one update by ``like``'s class in float64, on the host."""
+    twin = replace(seen, kind=type(like), defaults=like.defaults, groups=groups, state_after={})
+    return _rebuilt_updated(before, gradient, twin, device, _widened)[0]
 
 
 def apart(after: Tensor, wanted: Tensor, before: Tensor) -> float:
@@ -139,14 +150,20 @@ def same_hyperparameters(seen: Mapping[str, Any], wanted: Mapping[str, Any]) -> 
 
 
 def _rebuilt_updated(
-    before: Tensors, gradient: Gradients, seen: OptimizerTrace, convert: Any
+    before: Tensors,
+    gradient: Gradients,
+    seen: OptimizerTrace,
+    device: torch.device,
+    convert: Callable[[Tensor], Tensor],
 ) -> tuple[dict[str, Tensor], dict[str, dict[str, Any]]]:
     parameters = {
-        n: nn.Parameter(convert(p.detach())) for n, p in before.items() if n in seen.names
+        n: nn.Parameter(convert(p.detach()).to(device))
+        for n, p in before.items()
+        if n in seen.names
     }
     for name, parameter in parameters.items():
         held = gradient.get(name)
-        parameter.grad = None if held is None else convert(held)
+        parameter.grad = None if held is None else convert(held).to(device)
     optimizer: Optimizer = object.__new__(seen.kind)
     optimizer.__setstate__(
         {
@@ -158,7 +175,7 @@ def _rebuilt_updated(
             ],
         }
     )
-    _set_state(optimizer, parameters, seen.state_before, convert)
+    _set_state(optimizer, parameters, seen, convert)
     optimizer.step()
     return _outcome(optimizer, parameters)
 
@@ -166,13 +183,17 @@ def _rebuilt_updated(
 def _set_state(
     optimizer: Optimizer,
     parameters: Mapping[str, nn.Parameter],
-    state: Mapping[str, Mapping[str, Any]],
-    convert: Any = torch.Tensor.clone,
+    seen: OptimizerTrace,
+    convert: Callable[[Tensor], Tensor] = torch.Tensor.clone,
 ) -> None:
+    """The state before the update, each tensor where the loop's optimizer had it."""
     optimizer.state.clear()
-    for name, entries in state.items():
-        optimizer.state[parameters[name]] = {
-            key: convert(value) if isinstance(value, Tensor) else copy.deepcopy(value)
+    for name, entries in seen.state_before.items():
+        parameter = parameters[name]
+        optimizer.state[parameter] = {
+            key: convert(value).to("cpu" if key in seen.on_host else parameter.device)
+            if isinstance(value, Tensor)
+            else copy.deepcopy(value)
             for key, value in entries.items()
         }
 
@@ -180,9 +201,13 @@ def _set_state(
 def _outcome(
     optimizer: Optimizer, parameters: Mapping[str, nn.Parameter]
 ) -> tuple[dict[str, Tensor], dict[str, dict[str, Any]]]:
-    after = {n: p.detach().clone() for n, p in parameters.items()}
+    """Parameters and state by name, on the host."""
+    after = {n: p.detach().to("cpu", copy=True) for n, p in parameters.items()}
     names = {id(p): n for n, p in parameters.items()}
-    state = {names[id(p)]: dict(entries) for p, entries in optimizer.state.items()}
+    state = {
+        names[id(p)]: {k: v.cpu() if isinstance(v, Tensor) else v for k, v in entries.items()}
+        for p, entries in optimizer.state.items()
+    }
     return after, state
 
 

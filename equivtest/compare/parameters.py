@@ -24,7 +24,14 @@ from equivtest.compare.optimizer import ExpectedOptimizers
 from equivtest.compare.planned import scheduler_calls
 from equivtest.compare.verdict import Finding, TensorRow
 from equivtest.experiment import Experiment
-from equivtest.observe.trace import Gradients, OptimizerTrace, ParamGroups, Trace, UpdateTrace
+from equivtest.observe.trace import (
+    Gradients,
+    OptimizerTrace,
+    ParamGroups,
+    Tensors,
+    Trace,
+    UpdateTrace,
+)
 from equivtest.precision import half_subnormal, unit_roundoff
 
 
@@ -35,7 +42,7 @@ class ParameterJudge:
         self, reference: Reference, experiment: Experiment, case: Case, trace: Trace
     ) -> None:
         self._experiment, self._case, self._trace = experiment, case, trace
-        self._clip = clip_of(experiment)
+        self._clip = clip_of(experiment, case.device)
         module = reference.module()
         self._expected = ExpectedOptimizers(experiment, module)
         self._module = module
@@ -136,12 +143,11 @@ class ParameterJudge:
         oracle: Gradients | None,
     ) -> None:
         """The third level: the same update in float64, and that of the oracle's gradient."""
-        groups = self._expected.hyperparameters(optimizer)
-        own = replayed.float64_updated(update.before, update.clipped, seen, optimizer, groups)
+        own = self._in_float64(update.before, update.clipped, seen, optimizer)
         ideal = None
         if oracle is not None and not any(_sparse(g) for g in update.clipped.values()):
             gradient = oracle if self._clip is None else self._clip.clipped(oracle)
-            ideal = replayed.float64_updated(update.before, gradient, seen, optimizer, groups)
+            ideal = self._in_float64(update.before, gradient, seen, optimizer)
         far = []
         for name in sorted(seen.names):
             after, before = update.after[name], update.before[name]
@@ -159,6 +165,12 @@ class ParameterJudge:
                 f"{type(optimizer).__name__}'s own arithmetic leaves {len(far)} parameters further "
                 f"from float64 than the rounding of their dtype ({far[0]} first)"
             )
+
+    def _in_float64(
+        self, before: Tensors, gradient: Gradients, seen: OptimizerTrace, optimizer: Optimizer
+    ) -> dict[str, Tensor]:
+        groups, device = self._expected.hyperparameters(optimizer), self._expected.device
+        return replayed.float64_updated(before, gradient, seen, optimizer, groups, device)
 
     def _hyperparameters(
         self, u: int, groups: ParamGroups, optimizer: Optimizer, when: str = "at"
@@ -219,8 +231,7 @@ class ParameterJudge:
         moves them, to ``MOVED_APART`` beside ``LAST_BITS``: in half precision an update is no
         larger than the rounding of a parameter, and the first rule would pass none at all.
         """
-        groups = self._expected.hyperparameters(optimizer)
-        exact = replayed.float64_updated(update.before, update.clipped, seen, optimizer, groups)
+        exact = self._in_float64(update.before, update.clipped, seen, optimizer)
         far, apart, moved, last_bit = [], 0.0, 0.0, 0.0
         for name in sorted(seen.names):
             after, before = update.after[name], update.before[name]
@@ -246,7 +257,9 @@ class ParameterJudge:
     def _own_clone(self, update: UpdateTrace, seen: OptimizerTrace) -> str:
         """Whether a clone of the loop's own optimizer gives its parameters, in a clause."""
         try:
-            after, _ = replayed.real_clone_updated(update.before, update.clipped, seen)
+            after, _ = replayed.real_clone_updated(
+                update.before, update.clipped, seen, self._expected.device
+            )
         except Exception as error:  # whatever a user's class does when it is rebuilt
             return f"; its own {seen.kind.__name__} could not be cloned ({error})"
         if all(same_values(update.after.get(n), after[n]) for n in seen.names):

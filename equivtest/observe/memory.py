@@ -1,4 +1,7 @@
-"""Logical bytes that the autograd graph holds: deterministic, and the same on any device."""
+"""Memory of a microbatch: what the autograd graph holds, and the peak of a GPU.
+
+The graph's logical bytes are deterministic and the same on any device.
+"""
 
 from __future__ import annotations
 
@@ -107,6 +110,28 @@ class GraphMemory:
         if self._holders[key] == 0:
             del self._holders[key]
             self._bytes -= storage.nbytes()
+
+
+class DevicePeak:
+    """The most bytes that this process had allocated on its GPU since ``restart``.
+
+    Of tensors, not what torch's allocator keeps for later. Nothing on the CPU.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device if device.type == "cuda" else None
+
+    @property
+    def measures(self) -> bool:
+        return self._device is not None
+
+    def restart(self) -> None:
+        """Measure from here on; what is allocated counts."""
+        if self._device is not None:
+            torch.cuda.reset_peak_memory_stats(self._device)
+
+    def peak_bytes(self) -> int:
+        return 0 if self._device is None else torch.cuda.max_memory_allocated(self._device)
 
 
 def _unpack(saved: _Saved) -> Tensor:

@@ -139,6 +139,7 @@ class Observer(UpdateRecording):
             )
         )
         self._memory.restart()
+        self._device.restart()
 
     def _on_forward(self, args: Any, kwargs: Any) -> None:
         if not self._training():

@@ -10,7 +10,7 @@ from torch.optim import Optimizer
 from equivtest.experiment import Rank
 from equivtest.observe.building import OpenMicrobatch, OpenUpdate
 from equivtest.observe.handed import HandedOut
-from equivtest.observe.memory import GraphMemory
+from equivtest.observe.memory import DevicePeak, GraphMemory
 from equivtest.observe.snapshot import ModelState, hyperparameters
 from equivtest.observe.trace import Event, OptimizerState, ParamGroups, Tensors, Trace, UpdateTrace
 
@@ -33,6 +33,7 @@ class Recording:
         self._planned = planned
         self._model = ModelState(rank.module)
         self._memory = GraphMemory()
+        self._device = DevicePeak(rank.device)
         self._events: list[Event] = []
         self._closed: list[UpdateTrace] = []
         self._open = OpenUpdate(0)
@@ -83,13 +84,19 @@ class Recording:
         microbatch.rng_used = microbatch.rng.moved()
         if microbatch is self._open.microbatches[-1]:
             microbatch.dtypes |= self._memory.dtypes
-        microbatch.peak_bytes = self._memory.peak_bytes
+        if not self._device.measures:
+            microbatch.peak_bytes = self._memory.peak_bytes
         microbatch.nodes = self._memory.peak_tensors
 
     def _settle_last(self) -> None:
         """A backward by ``torch.autograd.grad`` is not watched: a loss may use it in itself."""
-        if self._open.microbatches and not self._open.microbatches[-1].ended:
-            self._settle(self._open.microbatches[-1])
+        if not self._open.microbatches:
+            return
+        last = self._open.microbatches[-1]
+        if not last.ended:
+            self._settle(last)
+        if self._device.measures:  # only here is its backward over, and the update after it
+            last.peak_bytes = self._device.peak_bytes()
 
     def _close(self) -> None:
         self._settle_last()

@@ -19,21 +19,29 @@ _MT19937_BYTES = 625 * 4  # numpy's mt19937_state: 624 words of key and a positi
 
 @dataclass(frozen=True, eq=False)
 class RandomState:
-    """The state of the three global generators of a process (torch's on the CPU)."""
+    """The state of the global generators of a process.
+
+    ``cuda`` is that of the current GPU (seed and offset, on the host), where the process uses one:
+    it gives the same numbers on any GPU of the same model.
+    """
 
     torch: Tensor
     numpy: Any
     python: Any
+    cuda: Tensor | None = None
 
     @classmethod
     def now(cls) -> RandomState:
-        return cls(torch.get_rng_state(), _numpy.now(), _python.now())
+        # Asking would initialise CUDA where it is not.
+        cuda = torch.cuda.get_rng_state() if torch.cuda.is_initialized() else None
+        return cls(torch.get_rng_state(), _numpy.now(), _python.now(), cuda)
 
     def moved(self) -> bool:
         """Whether a number has been drawn since."""
         now = RandomState.now()
         return not (
             torch.equal(self.torch, now.torch)
+            and _equal(self.cuda, now.cuda)
             and (self.python is now.python or self.python == now.python)
             and _same_numpy(self.numpy, now.numpy)
         )
@@ -41,6 +49,8 @@ class RandomState:
     def restore(self) -> None:
         """Draw from here on as then."""
         torch.set_rng_state(self.torch)
+        if self.cuda is not None:
+            torch.cuda.set_rng_state(self.cuda)
         np.random.set_state(self.numpy)
         random.setstate(self.python)
 
@@ -92,3 +102,7 @@ _python = _Kept(_python_memory, random.getstate, lambda state: state[2] is not N
 
 def _same_numpy(a: Any, b: Any) -> bool:
     return a is b or (a[2:] == b[2:] and bool((a[1] == b[1]).all()))
+
+
+def _equal(a: Tensor | None, b: Tensor | None) -> bool:
+    return b is None if a is None else b is not None and torch.equal(a, b)

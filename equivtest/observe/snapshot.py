@@ -19,18 +19,20 @@ Names = Mapping[int, str]
 class Snapshots:
     """Copies by key; an unchanged tensor gives the object of its last copy, not another copy.
 
-    Equality of two snapshots of one key is then identity, and a trace holds each value once.
+    Equality of two snapshots of one key is then identity, and a trace holds each value once. Copies
+    are on the host: on a GPU they would count as memory of the loop.
     """
 
     def __init__(self) -> None:
         self._last: dict[tuple[str, str], Tensor] = {}
 
     def tensor(self, kind: str, name: str, value: Tensor) -> Tensor:
-        value = unwrapped(value)
+        value = unwrapped(value).detach()
+        host = value.cpu()  # the value itself, where it is there already
         last = self._last.get((kind, name))
-        if last is not None and same_bits(last, value):
+        if last is not None and same_bits(last, host):
             return last
-        copy = value.detach().clone()
+        copy = host.clone() if host.device == value.device else host
         self._last[kind, name] = copy
         return copy
 
@@ -136,6 +138,16 @@ def hyperparameters(optimizer: Optimizer, names: Names) -> ParamGroups:
             },
         )
         for group in optimizer.param_groups
+    )
+
+
+def keys_on_host(optimizer: Optimizer) -> frozenset[str]:
+    """Keys of its state whose tensors are on the host: Adam counts there, whatever the device."""
+    return frozenset(
+        key
+        for state in optimizer.state.values()
+        for key, value in state.items()
+        if isinstance(value, Tensor) and value.device.type == "cpu"
     )
 
 

@@ -58,7 +58,9 @@ class MicrobatchTrace:
             they were not seen.
         reduces: the wrapper would reduce with this microbatch's backward.
         broadcast: buffers were broadcast before the forward.
-        peak_bytes: most bytes that the autograd graph held, up to this microbatch's backward.
+        peak_bytes: most bytes that the autograd graph held, up to this microbatch's backward; on a
+            GPU the most that were allocated there, from its forward to the next, or, for the last
+            of a group, to the end of the update.
         nodes: most saved tensors that it held.
     """
 
@@ -83,6 +85,7 @@ class OptimizerTrace:
         defaults: the defaults it was built with.
         groups: its param groups at the update.
         state_before, state_after: state by parameter name and key.
+        on_host: keys whose tensors the optimizer had on the host before the update.
         closures: evaluations of a closure inside the update.
         applied: it ran, and neither a scaler nor a fused path skipped it.
     """
@@ -92,6 +95,7 @@ class OptimizerTrace:
     groups: ParamGroups
     state_before: OptimizerState
     state_after: OptimizerState
+    on_host: frozenset[str] = frozenset()
     closures: int = 0
     applied: bool = False
 

@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 from equivtest.experiment import Rank
 from equivtest.observe.building import divided
 from equivtest.observe.recording import Recording
-from equivtest.observe.snapshot import hyperparameters
+from equivtest.observe.snapshot import hyperparameters, keys_on_host
 from equivtest.observe.trace import OptimizerTrace
 
 NORMS = (
@@ -157,6 +157,7 @@ class UpdateRecording(Recording):
             groups=hyperparameters(optimizer, self._model.names()),
             state_before=state,
             state_after=state,
+            on_host=keys_on_host(optimizer),
         )
         if not update.before:
             update.before = self._model.parameters()

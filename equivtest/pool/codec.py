@@ -1,7 +1,8 @@
 """Objects to bytes and back, with large tensors in one anonymous file beside the bytes.
 
 Storages are sent, not tensors: whatever shares memory in one message travels once and still shares
-memory where it arrives. Torch is only touched where a message holds tensors.
+memory where it arrives. What lies on a GPU arrives on the host: the controller has no device, and
+the reference arms' GPU is not the rank's. Torch is only touched where a message holds tensors.
 """
 
 from __future__ import annotations
@@ -156,7 +157,7 @@ class _Pickler(cloudpickle.Pickler):
         super().__init__(buffer, protocol=5)
         self._torch = sys.modules.get("torch")
         self._cited = cited
-        self._storages: dict[int, Any] = {}
+        self._storages: dict[int, tuple[Any, Any]] = {}
         self._placed: list[tuple[int, Any]] = []
         self._end = 0
         self._sealed: list[AnonymousFile] = []
@@ -167,9 +168,9 @@ class _Pickler(cloudpickle.Pickler):
         if torch is not None:
             if kind is torch.Tensor or kind is torch.nn.Parameter:
                 return self._reduce_tensor(torch, obj)
-            if kind is torch.UntypedStorage and obj.device.type == "cpu":
-                return self._reduce_storage(obj)
-            if kind is torch.storage.TypedStorage and obj._untyped_storage.device.type == "cpu":
+            if kind is torch.UntypedStorage and _has_memory(obj):
+                return self._reduce_storage(_on_host(obj))
+            if kind is torch.storage.TypedStorage and _has_memory(obj._untyped_storage):
                 return _typed_storage, (self._one(obj._untyped_storage), obj.dtype)
         if isinstance(obj, Cited):
             self._cited.append(obj)
@@ -216,7 +217,7 @@ class _Pickler(cloudpickle.Pickler):
     def _reduce_tensor(self, torch: Any, tensor: Any) -> Any:
         plain = (
             tensor.layout is torch.strided
-            and tensor.device.type == "cpu"
+            and tensor.device.type in _WITH_MEMORY
             and not (tensor.is_conj() or tensor.is_neg() or tensor.is_quantized)
             and not tensor.__dict__
             and not tensor._backward_hooks
@@ -234,8 +235,13 @@ class _Pickler(cloudpickle.Pickler):
         )
 
     def _one(self, storage: Any) -> Any:
-        """The same Python object for the same memory, so that the pickle's memo sends it once."""
-        return self._storages.setdefault(storage._cdata, storage)
+        """The same Python object for the same memory, so that the pickle's memo sends it once.
+
+        On the host; the original is held as well, so that no other takes its address.
+        """
+        if storage._cdata not in self._storages:
+            self._storages[storage._cdata] = (storage, _on_host(storage))
+        return self._storages[storage._cdata][1]
 
     def _reduce_storage(self, storage: Any) -> Any:
         size = storage.nbytes()
@@ -259,6 +265,19 @@ class _Pickler(cloudpickle.Pickler):
             while done < len(view):
                 done += os.pwrite(file.fd, view[done:], start + done)
         return file
+
+
+_WITH_MEMORY = ("cpu", "cuda")
+
+
+def _has_memory(storage: Any) -> bool:
+    """Not so on ``meta``, which torch pickles in its own way."""
+    return storage.device.type in _WITH_MEMORY
+
+
+def _on_host(storage: Any) -> Any:
+    """The storage itself, or a copy of one that a GPU holds."""
+    return storage if storage.device.type == "cpu" else storage.cpu()
 
 
 def _cited(digest: str) -> Any:

@@ -93,9 +93,11 @@ _PEER_GONE = re.compile(
     re.IGNORECASE,
 )
 _FRAME = re.compile(r'File "(.+?)", line')
-# DDP reduces at the end of backward, in C++: its innermost Python frame is then autograd's.
+# DDP reduces at the end of backward, in C++: its innermost Python frame is then autograd's. NCCL's
+# collectives return at once: who waits for their end is in torch.cuda.synchronize.
 _COLLECTIVE = re.compile(
     r"torch/distributed/|torch/nn/parallel/distributed\.py$|torch/autograd/graph\.py$"
+    r"|torch/cuda/__init__\.py$"
 )
 _SHOWN_LINES = 40
 

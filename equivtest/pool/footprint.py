@@ -94,7 +94,7 @@ class Footprint:
 
     def __init__(self) -> None:
         self._owners = list(_owners())
-        self._accept()
+        self.accept()
 
     def left(self) -> str:
         """What a job has left behind, in words; empty if the process is as it was."""
@@ -103,9 +103,10 @@ class Footprint:
     def accept_imports(self, modules_before: int) -> None:
         """Take what a library has changed while it was imported for a part of the process."""
         if len(sys.modules) != modules_before and self.left():
-            self._accept()
+            self.accept()
 
-    def _accept(self) -> None:
+    def accept(self) -> None:
+        """Take the process as it is now for what a job finds."""
         self._spaces = [_Names(owner) for owner in self._owners]
         self._get = [space.get for space in self._spaces]
         self._values = list(itertools.chain.from_iterable(s.values for s in self._spaces))

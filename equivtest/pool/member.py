@@ -20,8 +20,10 @@ _MESSAGE_LIMIT_S = 60.0
 class Member:
     """One worker process: its socket, its logs, and what is known of its life."""
 
-    def __init__(self, token: int, rank: int | None, threads: int) -> None:
-        self.birth = Birth(token, rank, threads)
+    def __init__(
+        self, token: int, rank: int | None, threads: int, visible_gpus: str | None = None
+    ) -> None:
+        self.birth = Birth(token, rank, threads, visible_gpus)
         self.sock, self._their_sock = socket.socketpair()
         self.sock.settimeout(_MESSAGE_LIMIT_S)
         try:

@@ -10,30 +10,41 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from equivtest.devices import ON_CPU, Seating
+
 
 @dataclass(frozen=True)
 class Birth:
-    """A worker to be forked; `rank` is `None` for the process outside of any group."""
+    """A worker to be forked; `rank` is `None` for the process outside of any group.
+
+    `visible_gpus` becomes its CUDA_VISIBLE_DEVICES; `None` leaves the controller's.
+    """
 
     token: int
     rank: int | None
     threads: int
+    visible_gpus: str | None = None
 
 
 @dataclass(frozen=True)
 class WorldOrder:
     size: int
     path: str
+    seating: Seating = ON_CPU
 
 
 @dataclass(frozen=True)
 class JobOrder:
-    """One job. `size` is 0 outside of any group; path and directory follow the controller's."""
+    """One job. `size` is 0 outside of any group; path and directory follow the controller's.
+
+    `size` and `seating` together name the process group that it finds.
+    """
 
     serial: int
     size: int
     sys_path: tuple[str, ...]
     directory: str | None
+    seating: Seating = ON_CPU
 
 
 @dataclass(frozen=True)

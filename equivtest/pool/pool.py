@@ -13,10 +13,12 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+from equivtest.devices import ON_CPU, Machine, Seating, share_from
 from equivtest.pool.channel import Closed, Frame, pack, send_packed
 from equivtest.pool.codec import Blob, Sealed, decode, encode
 from equivtest.pool.exchange import Exchange
 from equivtest.pool.failure import PoolError, RankFailed
+from equivtest.pool.inventory import inventory
 from equivtest.pool.member import Member
 from equivtest.pool.messages import JobOrder, WorldOrder
 from equivtest.pool.processes import ForkFailed, Processes
@@ -41,7 +43,9 @@ class Pool:
         self._processes: Processes | None = None
         self._ranks: dict[int, Member] = {}
         self._solo: Member | None = None
-        self._worlds: set[int] = set()  # sizes whose process group exists in all its ranks
+        # Sizes and seatings whose process group exists in all its ranks.
+        self._worlds: set[tuple[int, Seating]] = set()
+        self._machine: Machine | None = None
         self._serial = itertools.count()
         _pools.add(self)
 
@@ -56,15 +60,35 @@ class Pool:
             if self._processes is None:
                 self._processes = Processes(self._threads)
 
+    def machine(self) -> Machine:
+        """The GPUs at hand and those of this process's share; asked once.
+
+        In a process of its own, which then ends: this one never initialises CUDA, and neither does
+        the one that forks the ranks. Raises `PoolError`, with torch's words, where CUDA is there
+        and does not work.
+        """
+        with self._lock, self._ended_by_interrupts():
+            if self._machine is None:
+                (asked,) = self._started().fork([None])
+                blob = _encode_job(inventory, (), [])
+                gpus, facts = self._converse([asked], 0, ON_CPU, blob, [], None)[0]
+                # What was born before sees all GPUs, and may not even have been asked for one.
+                self._drop([asked, *self._ranks.values(), *([self._solo] if self._solo else [])])
+                self._machine = Machine(gpus, share_from(os.environ), facts)
+            return self._machine
+
     def run(
         self,
         job: Callable[..., Any],
         *args: Any,
         D: int,
+        seating: Seating = ON_CPU,
         timeout_s: float | None = None,
         sealed: bool = False,
     ) -> list[Any]:
         """Call `job(seat, *args)` once in each of `D` ranks, whose default process group they are.
+
+        It is of `seating`'s backend, and each rank has its GPU there, if any, as current device.
 
         Returns the results in rank order; `sealed` ones are for another job, in which they are
         opened. Raises `RankFailed` (`Timeout` when `timeout_s` has
@@ -75,8 +99,8 @@ class Pool:
         cited: list[Shared] = []
         blob = _encode_job(job, args, cited)
         with self._lock, self._ended_by_interrupts():
-            members = self._prepare_ranks(D)
-            return self._converse(members, D, blob, cited, timeout_s, sealed)
+            members = self._prepare_ranks(D, seating)
+            return self._converse(members, D, seating, blob, cited, timeout_s, sealed)
 
     def solo(self, job: Callable[..., Any], *args: Any, timeout_s: float | None = None) -> Any:
         """Call `job(seat, *args)` in the one process that belongs to no process group."""
@@ -87,8 +111,8 @@ class Pool:
             if self._solo is not None and processes.dead_or_dying(self._solo):
                 self._drop([self._solo])
             if self._solo is None:
-                (self._solo,) = processes.fork([None])
-            return self._converse([self._solo], 0, blob, cited, timeout_s)[0]
+                (self._solo,) = processes.fork([None], self._visible_gpus())
+            return self._converse([self._solo], 0, ON_CPU, blob, cited, timeout_s)[0]
 
     def close(self) -> None:
         """End every process of the pool and remove its directory. A later job starts anew."""
@@ -124,20 +148,25 @@ class Pool:
             self.close()
             raise
 
-    def _prepare_ranks(self, size: int) -> list[Member]:
+    def _visible_gpus(self) -> str | None:
+        """What the workers' CUDA_VISIBLE_DEVICES becomes; None leaves it as it is."""
+        own = self._machine.own if self._machine is not None else ()
+        return ",".join(gpu.visible_as for gpu in own) or None
+
+    def _prepare_ranks(self, size: int, seating: Seating) -> list[Member]:
         processes = self._started()
         self._drop([m for m in self._ranks.values() if processes.dead_or_dying(m)])
         absent = [rank for rank in range(size) if rank not in self._ranks]
         try:
-            forked = processes.fork(absent) if absent else []
+            forked = processes.fork(absent, self._visible_gpus()) if absent else []
         except ForkFailed as error:
             born = size - len(absent) + error.born
             raise PoolError(f"{size} ranks were asked for, but {born} came up: {error}") from error
         self._ranks.update(zip(absent, forked, strict=True))
         members = [self._ranks[rank] for rank in range(size)]
-        if size not in self._worlds:
+        if (size, seating) not in self._worlds:
             path = os.path.join(processes.directory, f"group-{next(self._serial)}")
-            frame = Frame("world", WorldOrder(size, path))
+            frame = Frame("world", WorldOrder(size, path, seating))
             try:
                 self._exchange(members, pack(frame), (), _WORLD_LIMIT_S, solo=False)
             except RankFailed as failure:
@@ -146,13 +175,14 @@ class Pool:
                     f"{size} ranks were asked for and came up, but made no process group: {why}",
                 )
                 raise
-            self._worlds.add(size)
+            self._worlds.add((size, seating))
         return members
 
     def _drop(self, members: Sequence[Member]) -> None:
         """End these workers, and forget every process group that one of them was in."""
         if not members:
             return
+        members = self._with_nccl_peers(members)
         if self._processes is not None:
             self._processes.end(members)
         for member in members:
@@ -160,12 +190,30 @@ class Pool:
                 self._solo = None
             elif member.birth.rank is not None:
                 self._ranks.pop(member.birth.rank, None)
-        self._worlds = {size for size in self._worlds if all(r in self._ranks for r in range(size))}
+        self._worlds = {
+            (size, seating)
+            for size, seating in self._worlds
+            if all(rank in self._ranks for rank in range(size))
+        }
+
+    def _with_nccl_peers(self, members: Sequence[Member]) -> list[Member]:
+        """These workers, and those that have an NCCL communicator with one of them.
+
+        A communicator that has lost a rank can neither be used nor relied upon to be taken down.
+        Groups are of ranks 0 … size−1: with the largest that one was in go all others.
+        """
+        lowest = min((m.birth.rank for m in members if m.birth.rank is not None), default=None)
+        sizes = [size for size, seating in self._worlds if seating.backend == "nccl"]
+        if lowest is None or max(sizes, default=0) <= lowest:
+            return list(members)
+        peers = [self._ranks[rank] for rank in range(max(sizes)) if rank in self._ranks]
+        return list(dict.fromkeys([*members, *peers]))
 
     def _converse(
         self,
         members: list[Member],
         size: int,
+        seating: Seating,
         blob: Blob,
         cited: list[Shared],
         timeout_s: float | None,
@@ -174,15 +222,18 @@ class Pool:
         for member in members:
             with contextlib.suppress(Closed):
                 member.supply(cited)
-        order = JobOrder(next(self._serial), size, tuple(sys.path), _directory())
+        order = JobOrder(next(self._serial), size, tuple(sys.path), _directory(), seating)
         data = pack(Frame("job", order, blob.payload, blob.fds))
         limit_s = self._timeout_s if timeout_s is None else timeout_s
         frames = self._exchange(members, data, blob.fds, limit_s, solo=size == 0)
         for member in members:
             _show_output(member)
-        if not all(frame.meta.group_intact for frame in frames):
-            self._worlds.discard(size)  # the job has destroyed torch's default process group
+        intact = [frame.meta.group_intact for frame in frames]
+        if not all(intact):
+            self._worlds.discard((size, seating))  # the job has destroyed torch's default group
         left = next((frame.meta.left for frame in frames if frame.meta.left), "")
+        if any(intact) and not all(intact):
+            left = left or "a process group that only some ranks have destroyed"
         if left:
             _log.info("%d ranks are replaced; left by the last job: %s", size, left)
             self._drop(members)

@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterable, Iterator
 from equivtest.pool.channel import AnonymousFile, Closed, Frame, receive, send
 from equivtest.pool.failure import PoolError
 from equivtest.pool.member import Member
+from equivtest.pool.surroundings import surroundings
 
 _START_LIMIT_S = 180.0
 _FORK_LIMIT_S = 60.0
@@ -63,8 +64,7 @@ class Processes:
 
     def _launch(self, control: int, lifeline: int) -> subprocess.Popen[bytes]:
         path = json.dumps([os.path.abspath(entry) for entry in sys.path])
-        loopback = "lo0" if sys.platform == "darwin" else "lo"
-        # Ports are open to this machine only; the session of its own keeps Ctrl-C away.
+        # The session of its own keeps Ctrl-C away.
         return subprocess.Popen(
             [sys.executable, "-c", _MAIN, path, str(control), str(lifeline), self.directory],
             pass_fds=(control, lifeline),
@@ -72,16 +72,11 @@ class Processes:
             stdout=self._log.fd,
             stderr=self._log.fd,
             start_new_session=True,
-            env={
-                **os.environ,
-                "GLOO_SOCKET_IFNAME": loopback,
-                "OMP_NUM_THREADS": str(self._threads),
-                "MKL_NUM_THREADS": str(self._threads),
-            },
+            env=surroundings(os.environ, self._threads),
         )
 
-    def fork(self, ranks: Iterable[int | None]) -> list[Member]:
-        """New workers, alive when this returns."""
+    def fork(self, ranks: Iterable[int | None], visible_gpus: str | None = None) -> list[Member]:
+        """New workers, alive when this returns; they see these GPUs, or all."""
         self._wait_until(lambda: self._ready, "import torch")
         members: list[Member] = []
         deadline = time.monotonic() + _FORK_LIMIT_S
@@ -89,7 +84,7 @@ class Processes:
             for rank in ranks:
                 if len(members) % _FORKED_AT_ONCE == 0:
                     self._wait_for(members, deadline)
-                member = Member(next(self._tokens), rank, self._threads)
+                member = Member(next(self._tokens), rank, self._threads, visible_gpus)
                 self._members[member.birth.token] = member
                 members.append(member)
                 with self._nursery_needed("fork"):

@@ -9,6 +9,8 @@ from typing import Any
 
 import torch
 
+from equivtest.pool import gpu
+
 
 class ProcessState:
     """What the process had at its start: random numbers, defaults, environment."""
@@ -43,6 +45,7 @@ class ProcessState:
         torch.set_autocast_enabled("cpu", False)
         torch.set_autocast_dtype("cpu", torch.bfloat16)
         torch.set_autocast_cache_enabled(True)
+        gpu.restore()
         self._restore_environment()
 
     def _restore_environment(self) -> None:

@@ -20,7 +20,7 @@ import torch
 from equivtest.pool.channel import Closed, Frame, receive, send
 from equivtest.pool.codec import Blob, decode, encode
 from equivtest.pool.footprint import Footprint
-from equivtest.pool.messages import Birth, JobOrder, Raised, Returned
+from equivtest.pool.messages import Birth, JobOrder, Raised, Returned, WorldOrder
 from equivtest.pool.seat import Notes, Seat
 from equivtest.pool.shared import Shelf
 from equivtest.pool.state import ProcessState, set_rank_environment
@@ -33,6 +33,8 @@ def main(birth: Birth, fds: tuple[int, ...], lifeline_fd: int, parent: int) -> N
     """The life of a worker; its descriptors are socket, output, stacks, notes, and `dumped`."""
     task_fd, output_fd, stacks_fd, notes_fd, dumped_fd = fds
     _die_with(parent, lifeline_fd)
+    if birth.visible_gpus is not None:  # read when CUDA is initialised, which nobody has done yet
+        os.environ["CUDA_VISIBLE_DEVICES"] = birth.visible_gpus
     _redirect(output_fd)
     _dump_stacks_on_request(stacks_fd, dumped_fd)
     torch.set_num_threads(birth.threads)
@@ -105,7 +107,7 @@ class _Worker:
     def obey(self, frame: Frame) -> None:
         if frame.kind == "world":
             order = frame.meta
-            send(self._sock, self._attempt_world(order.size, order.path))
+            send(self._sock, self._attempt_world(order))
         elif frame.kind == "keep":
             self._shelf.keep(frame.meta, Blob.received(frame.payload, frame.fds))
         elif frame.kind == "drop":
@@ -116,11 +118,13 @@ class _Worker:
             send(self._sock, answer)
             del result  # its file had to stay open until it was sent
 
-    def _attempt_world(self, size: int, path: str) -> Frame:
+    def _attempt_world(self, order: WorldOrder) -> Frame:
         try:
-            self._worlds.create(size, path)
+            self._worlds.create(order.size, order.path, order.seating)
         except BaseException as error:
             return Frame("raised", describe(error))
+        if order.seating.gpus and self._footprint:
+            self._footprint.accept()  # CUDA has just come up, and is no job's doing
         return Frame("returned", Returned(True))
 
     def _run(self, order: JobOrder, blob: Blob) -> tuple[Frame, Blob | None]:
@@ -139,15 +143,17 @@ class _Worker:
             self._state.restore()
             sys.stdout.flush()
             sys.stderr.flush()
-        intact = order.size == 0 or self._worlds.has(order.size)
+        intact = order.size == 0 or self._worlds.has(order.size, order.seating)
         left = self._footprint.left() if self._footprint else ""
         return Frame("returned", Returned(intact, left), result.payload, result.fds), result
 
     def _call(self, order: JobOrder, blob: Blob) -> Blob:
         if order.size == 0:
+            if torch.cuda.is_initialized():
+                torch.cuda.set_device(0)  # the first GPU, which is rank 0's as well
             return self._call_in(None, 1, blob)
         set_rank_environment(self._rank or 0, order.size)
-        with self._worlds.entered(order.size, order.serial) as group:
+        with self._worlds.entered(order.size, order.seating, order.serial) as group:
             return self._call_in(group, order.size, blob)
 
     def _call_in(self, group: Any, size: int, blob: Blob) -> Blob:

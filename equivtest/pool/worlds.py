@@ -1,8 +1,8 @@
-"""Process groups by size, of which one at a time is torch's default.
+"""Process groups by size and seating, of which one at a time is torch's default.
 
 Torch keeps everything about process groups in module tables. Each size D has its own set of those
 tables, made by its own `init_process_group` over ranks 0 … D−1, and a job finds just those: it
-cannot tell that the same processes serve groups of other sizes.
+cannot tell that the same processes serve groups of other sizes, or on another backend.
 """
 
 from __future__ import annotations
@@ -14,9 +14,13 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
 
+import torch
 import torch._C._distributed_c10d as _C
 import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
+
+from equivtest.devices import Seating
+from equivtest.pool import gpu
 
 _TABLES = (
     "_pg_map",
@@ -26,48 +30,69 @@ _TABLES = (
     "_tags_to_pg",
     "_pg_to_tag",
 )
-# The pool's own deadline ends a job; gloo's must not come first with a message that names no rank.
+# The pool's own deadline ends a job; that of gloo or NCCL must not come first with a message that
+# names no rank.
 _NEVER = timedelta(days=7)
 
 
 @dataclass
 class World:
-    """One size's default process group and torch's tables as they were when it was made."""
+    """One size's default process group and torch's tables as they were when it was made.
+
+    `device` is this rank's GPU, if it has one.
+    """
 
     group: Any
     store: Any
+    device: torch.device | None
     tables: dict[str, dict[Any, Any]] = field(default_factory=dict)
     group_count: int = 1
 
 
 class Worlds:
-    """The process groups of this process by size."""
+    """The process groups of this process by size and seating."""
 
     def __init__(self, rank: int) -> None:
         self._rank = rank
-        self._worlds: dict[int, World] = {}
+        self._worlds: dict[tuple[int, Seating], World] = {}
 
-    def create(self, size: int, path: str) -> None:
-        """Meet ranks 0 … size−1 at the file `path`; replaces an older group of this size."""
-        self._worlds.pop(size, None)
+    def create(self, size: int, path: str, seating: Seating) -> None:
+        """Meet ranks 0 … size−1 at the file `path`; replaces an older group of the same kind."""
+        self._worlds.pop((size, seating), None)
+        device = gpu.of_rank(seating, self._rank)
+        if device is not None:
+            gpu.take(device)
         hook = sys.excepthook  # torch wraps it at every call
         try:
             store = dist.FileStore(path, size)
             dist.init_process_group(
-                "gloo", store=store, rank=self._rank, world_size=size, timeout=_NEVER
+                seating.backend,
+                store=store,
+                rank=self._rank,
+                world_size=size,
+                timeout=_NEVER,
+                # Bound to it, NCCL connects here and now, where a failure is the group's and not
+                # that of the first case that reduces. Gloo has no use for it.
+                device_id=device if seating.backend == "nccl" else None,
             )
         finally:
             sys.excepthook = hook
         group = c10d._get_default_group()
-        world = World(group, c10d._pg_map[group][1], group_count=c10d._group_count)
+        world = World(group, c10d._pg_map[group][1], device, group_count=c10d._group_count)
         world.tables = {name: _copy(getattr(c10d, name)) for name in _TABLES}
-        self._worlds[size] = world
+        self._worlds[size, seating] = world
         _clear()
 
     @contextlib.contextmanager
-    def entered(self, size: int, serial: int) -> Iterator[Any]:
-        """Make the group of this size torch's default for one job."""
-        world = self._worlds[size]
+    def entered(self, size: int, seating: Seating, serial: int) -> Iterator[Any]:
+        """Make the group of this size and seating torch's default for one job.
+
+        After a job that raises nothing is put back: the pool ends the ranks of a job that fails,
+        and NCCL may wait for ever to take down a group whose other ranks are still in it.
+        """
+        world = self._worlds[size, seating]
+        if world.device is not None:
+            torch.cuda.set_device(world.device)  # the last job may have chosen another
         for name, table in world.tables.items():
             getattr(c10d, name).update(_copy(table))
         c10d._group_count = world.group_count
@@ -77,15 +102,14 @@ class Worlds:
         c10d._pg_map[world.group] = (backend, dist.PrefixStore(f"job{serial}", world.store))
         _register(world.group)
         c10d._update_default_pg(world.group)
-        try:
-            yield world.group
-        finally:
-            if not self._leave(world):
-                del self._worlds[size]
+        yield world.group
+        gpu.finish(world.device)
+        if not self._leave(world):
+            del self._worlds[size, seating]
 
-    def has(self, size: int) -> bool:
+    def has(self, size: int, seating: Seating) -> bool:
         """False once a job has destroyed this default group: the pool must make it anew."""
-        return size in self._worlds
+        return (size, seating) in self._worlds
 
     def _leave(self, world: World) -> bool:
         intact = c10d._world.default_pg is world.group and world.group in c10d._pg_map

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+from equivtest.compare.verdict import Status
+from equivtest.devices import NO_DEVICE
 from equivtest.report.page import write_page
 from equivtest.report.results import write_results
 from equivtest.report.run import Run, RunFolder, load
@@ -18,8 +20,21 @@ TABLE = "results.csv"
 _LARGE_BYTES = 5 * 1024 * 1024
 
 
-def close_run(folder: RunFolder, outcomes: Mapping[str, str]) -> list[str]:
-    """Render the run from its records; returns lines for the terminal.
+@dataclass(frozen=True)
+class Closing:
+    """What a session says at its end.
+
+    Attributes:
+        lines: for the terminal.
+        not_compared: why no case was compared with anything; empty where one was.
+    """
+
+    lines: list[str]
+    not_compared: str = ""
+
+
+def close_run(folder: RunFolder, outcomes: Mapping[str, str]) -> Closing:
+    """Render the run from its records.
 
     A disk that is full or read-only takes the page, and neither the tests' results nor the records.
     """
@@ -31,8 +46,18 @@ def close_run(folder: RunFolder, outcomes: Mapping[str, str]) -> list[str]:
         lines = render(run, folder.reports)
         append_step_summary(run)
     except OSError as error:
-        return [f"the report could not be written: {error}"]
-    return lines
+        return Closing([f"the report could not be written: {error}"])
+    return Closing(lines, not_compared(run))
+
+
+def not_compared(run: Run) -> str:
+    """Why no case of the run was compared, or nothing."""
+    verdicts = [record.verdict for record in run.records]
+    if not verdicts or any(verdict.status is not Status.NOT_RUN for verdict in verdicts):
+        return ""
+    if all(verdict.failure and verdict.failure.text == NO_DEVICE for verdict in verdicts):
+        return NO_DEVICE
+    return f"nothing was compared: all {len(verdicts)} cases could not be run here"
 
 
 def render(run: Run, out: Path) -> list[str]:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import os
 import platform
 import shlex
+from collections import Counter
 from collections.abc import Callable, Mapping
-from functools import cache, partial
+from functools import partial
 from typing import Any
 
+from equivtest.devices import Machine
 from equivtest.experiment import Experiment
 
 RECIPE = "recipe"
@@ -43,19 +45,28 @@ def callable_name(function: Any) -> str:
     return str(name).replace("<locals>.", "")
 
 
-def rerun_command(nodeid: str, *, device: str = "cpu", timeout_s: float | None = None) -> str:
+def rerun_command(
+    nodeid: str,
+    *,
+    device: str = "cpu",
+    share_gpus: bool = False,
+    timeout_s: float | None = None,
+) -> str:
     """The shell command that runs this test alone, from pytest's root folder."""
     options = [f"--equiv-device={device}"] if device != "cpu" else []
+    options += ["--equiv-share-gpus"] if share_gpus else []
     if timeout_s is not None:
         options.append(f"--equiv-timeout={timeout_s:g}")
     return shlex.join(["pytest", nodeid, *options])
 
 
-@cache
-def environment() -> dict[str, str]:
+def environment(machine: Machine | None = None) -> dict[str, str]:
     """Versions and hardware, as text; nothing that tells one run or one user from another.
 
     Imports torch: call it once a case has run.
+
+    Args:
+        machine: the GPUs, for cases that run there; None for the CPU.
     """
     import torch
 
@@ -63,7 +74,8 @@ def environment() -> dict[str, str]:
 
     return {
         "torch": torch.__version__,
-        "device": _accelerator(torch),
+        "device": _device(machine),
+        **(machine.facts if machine is not None else {}),
         "python": platform.python_version(),
         "system": f"{platform.system()} {platform.machine()}",
         "cpus": str(_cpus()),
@@ -75,7 +87,10 @@ def _cpus() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def _accelerator(torch: Any) -> str:
-    if torch.cuda.is_available():
-        return f"{torch.cuda.device_count()} × {torch.cuda.get_device_name(0)}"
-    return "CPU"
+def _device(machine: Machine | None) -> str:
+    """From what was asked once: asking torch would initialise CUDA in this process."""
+    if machine is None:
+        return "CPU"
+    models = Counter(gpu.name for gpu in machine.gpus)
+    found = " and ".join(f"{count} × {model}" for model, count in models.items())
+    return found or "no CUDA device"

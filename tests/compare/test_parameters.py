@@ -418,7 +418,10 @@ def test_a_clone_of_the_loops_own_optimizer_makes_its_update() -> None:
     parameter = nn.Parameter(torch.tensor([2.0], dtype=torch.float64))
     optimizer = torch.optim.SGD([parameter], lr=0.5, weight_decay=0.1, momentum=0.9)
     after, state = replayed.real_clone_updated(
-        {"w": parameter.detach()}, {"w": torch.ones(1, dtype=torch.float64)}, seen_by(optimizer)
+        {"w": parameter.detach()},
+        {"w": torch.ones(1, dtype=torch.float64)},
+        seen_by(optimizer),
+        torch.device("cpu"),
     )
     assert after["w"].item() == pytest.approx(1.4, rel=1e-15)
     assert state["w"]["momentum_buffer"].item() == pytest.approx(1.2, rel=1e-15)
@@ -431,7 +434,12 @@ def test_the_update_in_float64_starts_from_the_stored_values() -> None:
     optimizer = torch.optim.Adam([parameter], lr=1e-3)
     seen = seen_by(optimizer)
     after = replayed.float64_updated(
-        {"w": parameter.detach()}, {"w": torch.ones(1)}, seen, optimizer, seen.groups
+        {"w": parameter.detach()},
+        {"w": torch.ones(1)},
+        seen,
+        optimizer,
+        seen.groups,
+        torch.device("cpu"),
     )
     assert after["w"].dtype is torch.float64
     assert after["w"].item() == pytest.approx(1 - 1e-3 / (1 + 1e-8), rel=1e-15)

@@ -44,7 +44,7 @@ def experiment(model: object) -> Experiment:
         loss=reconstruction,
         count=lambda batch: (batch[0] > 0).sum(),
         optimizer=lambda m: torch.optim.AdamW(m.parameters(), lr=1e-3),
-        scaler=lambda: torch.amp.GradScaler("cpu", init_scale=2.0**10),
+        scaler=lambda device: torch.amp.GradScaler(device, init_scale=2.0**10),
     )
 
 
