@@ -27,10 +27,12 @@ def title(run: Run) -> str:
     not_run = sum(r.verdict.status is Status.NOT_RUN and not r.verdict.passed for r in run.records)
     if total == 0:
         return "No case left a record."
+    if all(record.verdict.status is Status.NOT_RUN for record in run.records):
+        return f"No case was run; {total:,} could not be run here."  # expected of some or not
     if not failing:
         done = total - not_run
         verb = "is" if done == 1 else "are"
-        text = f"{figures.several(done, 'case')} {verb} as expected" if done else "No case was run"
+        text = f"{figures.several(done, 'case')} {verb} as expected"
         return f"{text}; {not_run} could not be run here." if not_run else f"{text}."
     verb = "is" if len(failing) == 1 else "are"
     text = f"{len(failing):,} of {figures.several(total, 'case')} {verb} not as expected"

@@ -33,7 +33,8 @@ def test_a_session_that_compared_nothing_fails_and_says_why(linear: Session, wor
         assert record["verdict"]["status"] == "not-run"
         assert record["verdict"]["failure"]["text"] == MESSAGE
         assert record["environment"]["device"] == "no CUDA device"
-    assert MESSAGE in linear.page()
+    assert "No case was run; 8 could not be run here." in linear.page()
+    assert linear.page().lower().count(MESSAGE.lower()) >= 7  # each case says why
 
 
 @without_gpu
@@ -118,7 +119,7 @@ def test_make_gpu_matrix_with_a_python_that_has_torch_makes_no_environment(tmp_p
         env=inherited | {"PYTHONPATH": ""},
         capture_output=True,
         text=True,
-        timeout=180,
+        timeout=600,
         check=False,
     )
     output = done.stdout + done.stderr
@@ -129,4 +130,5 @@ def test_make_gpu_matrix_with_a_python_that_has_torch_makes_no_environment(tmp_p
     assert set(table["status"]) == {"not-run"}
     assert set(table["precision"]) == {"fp64", "tf32"}
     assert set(table["device"]) == {"cuda"}
-    assert MESSAGE in (tmp_path / "reports/divergence.html").read_text()
+    page = (tmp_path / "reports/divergence.html").read_text()
+    assert page.lower().count(MESSAGE.lower()) >= len(table)  # each case says why
