@@ -23,6 +23,9 @@ from equivtest.precision import refusal
 REFUSALS = ("NotImplementedError",)
 """Exceptions in equivtest's own recipe that are torch's limits, not mistakes of an experiment."""
 
+BACKEND_REFUSES = "NCCL does not support"
+"""How torch words what no process group of NCCL's can do: reduce a sparse gradient."""
+
 COUNT_ERROR = f"{CountError.__module__}.{CountError.__qualname__}"
 
 
@@ -112,8 +115,10 @@ def _failed(
             if alone.exception_type == COUNT_ERROR:  # any loop stumbles over it
                 return _error(experiment, case, alone)
             reason = None
-        if reason is None and case.loop is None and failure.exception_type in REFUSALS:
-            reason = f"torch refuses it: {failure.exception_message}"  # the recipe is not at fault
+        words = (failure.exception_message or "").partition("\n")[0]
+        limit = failure.exception_type in REFUSALS or words.startswith(BACKEND_REFUSES)
+        if reason is None and case.loop is None and limit:  # the recipe is not at fault
+            reason = f"torch refuses it: {words}"
         if reason is not None:
             return _not_run(experiment, case, reason)
     return _error(experiment, case, failure)

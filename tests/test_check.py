@@ -294,6 +294,18 @@ def test_an_operation_without_a_deterministic_kernel_is_not_run_in_torchs_words(
     assert "put_ does not have a deterministic implementation" in verdict.explain()
 
 
+def test_what_a_backend_does_not_support_is_not_run_and_no_error_of_the_recipe() -> None:
+    def refused_by_nccl(module: nn.Module) -> nn.Module:
+        # ProcessGroupNCCL::allreduce_sparse
+        raise RuntimeError("NCCL does not support all_reduce with sparse tensors.\nC++ stack")
+
+    verdict = check(plain, Plan(2, 2, 2), wrap=refused_by_nccl)
+    assert verdict.status == "not-run", verdict.explain()
+    assert "torch refuses it: NCCL does not support all_reduce" in verdict.explain()
+    own = check(plain, Plan(2, 2, 2), wrap=refused_by_nccl, loop=accumulate)
+    assert own.status == "error"
+
+
 # -- cannot finish
 
 
