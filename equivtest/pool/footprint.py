@@ -28,6 +28,8 @@ import torch.utils.checkpoint
 import torch.utils.data
 from torch.nn.parallel import DistributedDataParallel
 
+from equivtest.pool.byvalue import travels_by_value
+
 # A thread that is about to end (of a closed queue, say) may take this long.
 _GRACE_S = 0.05
 
@@ -166,7 +168,7 @@ class _Names:
         if self._is_class:  # a name added to a class can hide an inherited one
             for name in sorted(self.namespace.keys() - set(self.names)):
                 now = self.get(name)
-                if not self._is_lazy(name, now, self._inherited(name)):
+                if not (self._is_lazy(name, now, self._inherited(name)) or self._is_own(name, now)):
                     yield f"{self._path}.{name}"
                 self.names.append(name)
                 self.values.append(now)
@@ -175,6 +177,18 @@ class _Names:
     @staticmethod
     def _is_lazy(name: str, now: Any, before: Any) -> bool:
         return name in _ADDED_LAZILY or _bare(now) is _bare(before)
+
+    def _is_own(self, name: str, now: Any) -> bool:
+        """A public name that an installed library adds for itself: nothing before it asked for it.
+
+        transformers adds ``Module.smart_apply`` with its first model, and takes seconds to import
+        in the ranks that would replace these.
+        """
+        if name.startswith("_") or self._inherited(name) is not None:
+            return False
+        module = getattr(now, "__module__", None)
+        known = hasattr(sys.modules.get(module or ""), "__file__")
+        return known and module is not None and not travels_by_value(module)
 
     def _inherited(self, name: str) -> Any:
         spaces = (vars(base) for base in self.owner.__mro__[1:])

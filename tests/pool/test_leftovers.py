@@ -224,6 +224,42 @@ def test_what_a_library_changes_as_it_is_imported_is_part_of_the_process(
     assert set(pool.run(lambda seat: os.getpid(), D=2)).isdisjoint(first)
 
 
+HELPERS = {
+    "a_name_of_its_own": ("apply_smartly", True),
+    "a_name_that_was_inherited": ("__call__", False),
+    "a_private_name": ("_smartly", False),
+}
+
+
+@pytest.mark.parametrize("name", HELPERS)
+def test_what_a_library_adds_with_its_first_model(
+    pool: Pool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    added, kept = HELPERS[name]
+    library = f"library_that_adds_{name}"
+    installed = tmp_path / "site-packages"
+    installed.mkdir()
+    (installed / f"{library}.py").write_text(
+        f"import os\nimport torch\n"
+        f"def helper(self, *_):\n    return 7\n"
+        f"def pid():\n    torch.nn.Sequential.{added} = helper\n    return os.getpid()\n"
+    )
+    monkeypatch.syspath_prepend(str(installed))
+    pid = importlib.import_module(library).pid
+    first = pool.run(lambda seat: pid(), D=2)
+    assert (pool.run(lambda seat: os.getpid(), D=2) == first) is kept
+    pool.run(lambda seat: patch_a_layer(), D=2)  # leaves clean processes for the other tests
+    pool.run(lambda seat: None, D=2)
+
+
+def test_a_name_that_a_job_adds_of_its_own(pool: Pool) -> None:
+    def job(seat: Seat) -> int:
+        nn.Sequential.apply_smartly = lambda self: 7  # type: ignore[attr-defined]
+        return os.getpid()
+
+    assert set(pool.run(job, D=2)).isdisjoint(pool.run(lambda seat: os.getpid(), D=2))
+
+
 def test_looking_for_it_takes_less_than_a_millisecond(pool: Pool) -> None:
     def job(seat: Seat) -> float:
         footprint = Footprint()
