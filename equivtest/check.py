@@ -2,31 +2,38 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import starmap
 from typing import Any
 
+from equivtest.arguments import an_instance, is_number
 from equivtest.arms import Case, candidate
 from equivtest.arms.case import case_of
 from equivtest.arms.support import refused
-from equivtest.batches import CountError
+from equivtest.calling import BACKEND_REFUSES
 from equivtest.compare.card import planned_card
 from equivtest.compare.judge import judge
 from equivtest.compare.verdict import Expectation, Failure, Status, Verdict, expectation
 from equivtest.devices import seated
+from equivtest.ending import failure_of, of_the_experiment, out_of_memory
 from equivtest.experiment import Experiment, Rank
 from equivtest.plan import Plan
-from equivtest.pool import Pool, PoolError, RankFailed, Shared, current_pool
+from equivtest.pool import (
+    Pool,
+    PoolError,
+    RankFailed,
+    Shared,
+    Unsendable,
+    current_pool,
+    where_unsendable,
+)
 from equivtest.precision import refusal
 
 REFUSALS = ("NotImplementedError",)
 """Exceptions in equivtest's own recipe that are torch's limits, not mistakes of an experiment."""
-
-BACKEND_REFUSES = "NCCL does not support"
-"""How torch words what no process group of NCCL's can do: reduce a sparse gradient."""
-
-COUNT_ERROR = f"{CountError.__module__}.{CountError.__qualname__}"
 
 
 def check(
@@ -62,19 +69,17 @@ def check(
     """
     began = time.perf_counter()
     expected = expectation(expect)
-    if not isinstance(plan, Plan):
-        raise TypeError(f"plan={plan!r} is a {type(plan).__name__}: pass Plan(m, A, D)")
+    if timeout_s is not None and not (is_number(timeout_s) and 0 < timeout_s < math.inf):
+        raise ValueError(f"timeout_s={timeout_s!r}: pass a number of seconds above 0, or None")
+    if pool is not None:
+        an_instance("pool", pool, Pool, "an equivtest.pool.Pool, or None for the session's own")
+    case = case_of(experiment, plan, precision=precision, loop=loop, wrap=wrap, device=device)
     shared = Shared(experiment)  # anew each time: what a caller changed in between must be seen
-    case = case_of(
-        experiment,
-        plan,
-        precision=precision,
-        loop=loop,
-        wrap=wrap,
-        device=device,
-        digest=shared.digest,
-    )
-    verdict = _verdict(pool or current_pool(), experiment, shared, case, share_gpus, timeout_s)
+    try:
+        case = replace(case, digest=shared.digest)
+        verdict = _verdict(pool or current_pool(), experiment, shared, case, share_gpus, timeout_s)
+    except Unsendable:
+        raise TypeError(_not_sendable(experiment, case)) from None
     return replace(verdict, expect=expected, duration_s=time.perf_counter() - began)
 
 
@@ -94,25 +99,32 @@ def _verdict(
         traces = pool.run(
             candidate, shared, case, D=D, seating=seating, timeout_s=timeout_s, sealed=True
         )
+    except Unsendable:
+        raise
     except RankFailed as failure:
-        return _failed(pool, experiment, shared, case, failure)
+        return _failed(pool, experiment, shared, case, failure, timeout_s)
     except PoolError as failure:
         return _error(experiment, case, failure)
     try:
         return pool.solo(judge, shared, case, traces, timeout_s=timeout_s)
     except PoolError as failure:
-        return _error(experiment, case, failure, "in the reference arms: ")
+        return _error(experiment, case, failure, arm="reference arms")
 
 
 def _failed(
-    pool: Pool, experiment: Experiment, shared: Shared, case: Case, failure: RankFailed
+    pool: Pool,
+    experiment: Experiment,
+    shared: Shared,
+    case: Case,
+    failure: RankFailed,
+    timeout_s: float | None,
 ) -> Verdict:
     """``not-run`` if torch refuses the case without any loop as well, ``error`` otherwise."""
-    if failure.exception_type is not None:
+    if failure.exception_type is not None and not out_of_memory(failure):
         try:
-            reason = pool.solo(refused, shared, case)
+            reason = pool.solo(refused, shared, case, timeout_s=timeout_s)
         except RankFailed as alone:
-            if alone.exception_type == COUNT_ERROR:  # any loop stumbles over it
+            if of_the_experiment(alone):  # any loop stumbles over it
                 return _error(experiment, case, alone)
             reason = None
         words = (failure.exception_message or "").partition("\n")[0]
@@ -128,13 +140,15 @@ def _not_run(experiment: Experiment, case: Case, reason: str) -> Verdict:
     return Verdict(Status.NOT_RUN, planned_card(experiment, case), failure=Failure(text=reason))
 
 
-def _error(experiment: Experiment, case: Case, failure: PoolError, where: str = "") -> Verdict:
-    rank, what = getattr(failure, "rank", None), getattr(failure, "what", "")
-    return Verdict(
-        Status.ERROR,
-        planned_card(experiment, case),
-        failure=Failure(text=f"{where}{failure}", rank=rank, what=what),
-    )
+def _error(experiment: Experiment, case: Case, failure: PoolError, arm: str = "") -> Verdict:
+    told = failure_of(failure, case.plan, case.device, arm=arm)
+    return Verdict(Status.ERROR, planned_card(experiment, case), failure=told)
+
+
+def _not_sendable(experiment: Experiment, case: Case) -> str:
+    given = {**vars(experiment), "loop": case.loop, "wrap": case.wrap}
+    where = next(filter(None, starmap(where_unsendable, given.items())), "the experiment cannot be")
+    return f"{where}; make it inside the function, where each rank calls it"
 
 
 def _placed(pool: Pool, case: Case, share_gpus: bool) -> Case | str:

@@ -11,6 +11,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
+from equivtest.arguments import a, an_instance, callable_with, is_number, is_whole, one_of
 from equivtest.plan import LastGroup
 
 if TYPE_CHECKING:
@@ -33,8 +34,8 @@ class Loss:
         count: number of supervised elements in it (0 for an empty microbatch).
 
     Raises:
-        TypeError: ``total`` is not a tensor.
-        ValueError: ``total`` is not a scalar.
+        TypeError: ``total`` is not a tensor of real floating numbers, or ``count`` no number.
+        ValueError: ``total`` or ``count`` is not a scalar.
     """
 
     total: Tensor
@@ -44,16 +45,30 @@ class Loss:
     observer: ClassVar[Callable[[Loss], None] | None] = None
 
     def __post_init__(self) -> None:
-        shape = getattr(self.total, "shape", None)
-        if shape is None:
+        total, count = self.total, self.count
+        if not hasattr(total, "requires_grad"):
             raise TypeError(
-                f"Loss.total is a {type(self.total).__name__}: pass the summed loss as a tensor, "
+                f"Loss.total is {a(total)}: pass the summed loss as a tensor, "
                 "still attached to its graph (no .item())"
             )
-        if len(shape) != 0:
+        if len(total.shape) != 0:
             raise ValueError(
-                f"Loss.total has shape {tuple(shape)}: pass a scalar, summed over the supervised "
-                'elements (reduction="sum")'
+                f"Loss.total has shape {tuple(total.shape)}: pass a scalar, summed over the "
+                'supervised elements (reduction="sum")'
+            )
+        if not total.is_floating_point():
+            raise TypeError(
+                f"Loss.total is {total.dtype}: pass a real floating scalar, which has a gradient"
+            )
+        if not hasattr(count, "__float__"):
+            raise TypeError(
+                f"Loss.count is {a(count)}: pass the number of supervised elements "
+                "in the total, as a number or a scalar tensor"
+            )
+        if getattr(count, "ndim", 0) != 0:
+            raise ValueError(
+                f"Loss.count has shape {tuple(count.shape)}: pass one number, the supervised "  # type: ignore[union-attr]
+                "elements in the total (.sum())"
             )
         if Loss.observer is not None:
             Loss.observer(self)
@@ -110,22 +125,34 @@ class Experiment:
     name: str | None = None
 
     def __post_init__(self) -> None:
-        for argument in ("model", "loss", "optimizer"):
-            _callable(argument, getattr(self, argument))
-        _factories(self.model, self.optimizer)
+        _not_ready(self.model, self.optimizer)
+        callable_with("model", self.model)
+        callable_with("loss", self.loss, "model", "batch")
+        callable_with("optimizer", self.optimizer, "model")
         if not (hasattr(self.data, "__len__") and hasattr(self.data, "__getitem__")):
             raise TypeError(
-                f"data is a {type(self.data).__name__}: pass the dataset itself (a sequence of "
+                f"data is {a(self.data)}: pass the dataset itself (a sequence of "
                 "examples), not its loader or an iterator"
             )
-        for argument in ("collate", "count", "scheduler", "scaler", "averages"):
+        for argument, handed in (
+            ("collate", ("examples",)),
+            ("count", ("batch",)),
+            ("scheduler", ("optimizer",)),
+            ("scaler", ("device",) if wants_device(self.scaler) else ()),
+            ("averages", ("model",)),
+        ):
             if getattr(self, argument) is not None:
-                _callable(argument, getattr(self, argument))
-        _one_of("scheduler_unit", self.scheduler_unit, ("applied", "attempted", "microbatch"))
-        _one_of("last_group", self.last_group, ("process", "drop", None))
+                callable_with(argument, getattr(self, argument), *handed)
+        one_of("scheduler_unit", self.scheduler_unit, ("applied", "attempted", "microbatch"))
+        one_of("last_group", self.last_group, ("process", "drop", None))
+        one_of("shuffle", self.shuffle, (False, True))
         _clip(self.clip_norm, self.clip_value)
-        if isinstance(self.updates, bool) or not isinstance(self.updates, int) or self.updates < 1:
+        if not is_whole(self.updates) or self.updates < 1:
             raise ValueError(f"updates={self.updates!r}: pass a whole number of at least 1")
+        if not is_whole(self.seed):
+            raise ValueError(f"seed={self.seed!r}: pass a whole number")
+        if self.name is not None:
+            an_instance("name", self.name, str, "a string, or leave it out")
 
 
 class Group(Sequence[Any]):
@@ -218,26 +245,20 @@ class Rank:
         return DeviceMesh.from_group(self.dp_group, self.device.type, mesh_dim_names=("dp",))
 
 
-def wants_device(scaler: Callable[..., Any]) -> bool:
+def wants_device(scaler: Callable[..., Any] | None) -> bool:
     """Whether a factory of scalers is to be called with the device.
 
     If its first argument must be given or is called ``device``, as that of ``GradScaler`` itself.
     """
+    if not callable(scaler):
+        return False
     first = next(iter(inspect.signature(scaler).parameters.values()), None)
     if first is None or first.kind not in (first.POSITIONAL_ONLY, first.POSITIONAL_OR_KEYWORD):
         return False
     return first.name == "device" or first.default is first.empty
 
 
-def _callable(argument: str, given: object) -> None:
-    if not callable(given):
-        raise TypeError(
-            f"{argument}={given!r} is a {type(given).__name__}: pass a function "
-            f"(for a ready object x, lambda *_: x)"
-        )
-
-
-def _factories(model: Any, optimizer: Any) -> None:
+def _not_ready(model: Any, optimizer: Any) -> None:
     """A ready module and an optimizer's class are callable too, and not what is called for."""
     if hasattr(model, "named_parameters") and not isinstance(model, type):
         raise TypeError(
@@ -254,15 +275,10 @@ def _factories(model: Any, optimizer: Any) -> None:
 
 def _clip(norm: float | None, value: float | None) -> None:
     for argument, bound in (("clip_norm", norm), ("clip_value", value)):
-        if bound is not None and not (isinstance(bound, (int, float)) and bound > 0):
+        if bound is not None and not (is_number(bound) and bound > 0):
             raise ValueError(f"{argument}={bound!r}: pass a positive bound, or None")
     if norm is not None and value is not None:
         raise ValueError(
             f"clip_norm={norm!r} and clip_value={value!r} are two clips, and which of them comes "
             "first changes the update: pass one"
         )
-
-
-def _one_of(argument: str, given: object, allowed: Sequence[object]) -> None:
-    if given not in allowed:
-        raise ValueError(f"{argument}={given!r}: pass one of {', '.join(map(repr, allowed))}")

@@ -9,7 +9,7 @@ import pytest
 
 from equivtest.arms.case import Case, case_of
 from equivtest.check import check
-from equivtest.compare.card import planned_card
+from equivtest.compare.card import planned_card, uncut_card
 from equivtest.compare.prose import reason
 from equivtest.compare.verdict import Failure, Status, Verdict, expectation
 from equivtest.devices import Machine
@@ -59,6 +59,13 @@ class Cases:
             timeout_s=self._settings.timeout_s,
             **how,
         )
+
+    def refused(
+        self, experiment: Experiment, plan: Plan, precision: str, error: Exception
+    ) -> Verdict:
+        """A case whose arguments cannot be, which is never what was expected of it."""
+        card = uncut_card(experiment, plan, precision, self._settings.device)
+        return Verdict(Status.ERROR, card, failure=Failure(str(error)))
 
     def write(self, case: record.Record) -> None:
         """Leave the record at once: what happens to the test later cannot take it back."""
@@ -110,7 +117,22 @@ class Equivalence:
                 experiment, plan, precision=precision, loop=loop, wrap=wrap, expect=expect
             )
         except (ValueError, TypeError) as error:  # arguments that cannot be: nothing has run
+            if isinstance(experiment, Experiment) and isinstance(plan, Plan):
+                refused = self._cases.refused(experiment, plan, str(precision), error)
+                self._keep(experiment, loop, wrap, refused)
             pytest.fail(f"{type(error).__name__}: {error}", pytrace=False)
+        case = self._keep(experiment, loop, wrap, verdict)
+        if not verdict.passed and verdict.status is Status.NOT_RUN:
+            pytest.skip(reason(verdict))
+        if not verdict.passed:
+            pytest.fail(f"{verdict.explain()}\nRerun: {case.rerun}", pytrace=False)
+        return verdict
+
+    def _keep(
+        self, experiment: Experiment, loop: Any, wrap: Any, verdict: Verdict
+    ) -> record.Record:
+        """Leave the record; where it cannot be written the test fails, and says what it was."""
+        __tracebackhide__ = True
         self._calls += 1
         nodeid = self._item.nodeid
         case = record.Record(
@@ -123,13 +145,16 @@ class Equivalence:
             environment=self._cases.environment(),
             verdict=verdict,
         )
-        self._cases.write(case)
         self._item.user_properties.extend(_properties(verdict))
-        if not verdict.passed and verdict.status is Status.NOT_RUN:
-            pytest.skip(reason(verdict))
-        if not verdict.passed:
-            pytest.fail(f"{verdict.explain()}\nRerun: {case.rerun}", pytrace=False)
-        return verdict
+        try:
+            self._cases.write(case)
+        except OSError as error:
+            pytest.fail(
+                f"the record of this case could not be written: {error}; free the disk, or pass "
+                f"another folder with --equiv-reports\nWithout a record: {verdict.explain()}",
+                pytrace=False,
+            )
+        return case
 
 
 def _properties(verdict: Verdict) -> list[tuple[str, str]]:
@@ -142,7 +167,9 @@ def _properties(verdict: Verdict) -> list[tuple[str, str]]:
 
 
 def _too_many_ranks(case: Case, experiment: Experiment, bound: int, expect: Any) -> Verdict:
-    needs = f"{case.plan} needs {case.plan.processes} processes"
+    plan = case.plan
+    each = f" ({plan.D} replicas of {plan.tp} x {plan.pp})" if plan.processes != plan.D else ""
+    needs = f"{plan} needs {plan.processes} processes{each}"
     return Verdict(
         status=Status.NOT_RUN,
         card=planned_card(experiment, case),

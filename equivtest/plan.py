@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
+
+from equivtest.arguments import a, is_whole
 
 LastGroup = Literal["process", "drop"]
 
@@ -105,6 +107,23 @@ def plans(B: int, *, max_D: int | None = None, max_m: int | None = None) -> list
         for A in _divisors(B // D)
         if max_m is None or B // D // A <= max_m
     ]
+
+
+def smaller(plan: Plan) -> Plan | None:
+    """The plan of the same product with the next smaller microbatch; None where m is 1 already.
+
+    ``m`` is divided by its smallest prime factor, which ``A`` is multiplied by; of unequal sizes
+    those above half of the largest are halved.
+    """
+    if isinstance(plan.m, int):
+        m = max((d for d in _divisors(plan.m) if d < plan.m), default=0)
+        return replace(plan, m=m, A=plan.A * plan.m // m) if m else None
+    half = (max(plan.m) + 1) // 2
+    cut = [(size,) if size <= half else (size - size // 2, size // 2) for size in plan.m]
+    sizes = tuple(part for parts in cut for part in parts)
+    if len(sizes) == plan.A:
+        return None
+    return replace(plan, m=sizes if len(set(sizes)) > 1 else sizes[0], A=len(sizes))
 
 
 def comparable(candidates: Iterable[Plan]) -> int:
@@ -278,5 +297,9 @@ def _divisors(n: int) -> list[int]:
 
 
 def _positive(name: str, value: object) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+    if not is_whole(value):
+        raise PlanError(
+            f"{name}={value!r} is {a(value)}: pass a whole number of at least 1, an int"
+        )
+    if value < 1:  # type: ignore[operator]
         raise PlanError(f"{name}={value!r}: pass a whole number of at least 1")

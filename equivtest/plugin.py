@@ -75,8 +75,19 @@ class Session:
         if tests:
             from equivtest.pool import current_pool
 
-            self._folder.write_collected(tests)
+            self._write_collected(tests)
             current_pool().start()
+
+    def _write_collected(self, tests: list[str]) -> None:
+        """A folder that refuses ends the session here; a worker's cases say so one by one."""
+        try:
+            self._folder.write_collected(tests)
+        except OSError as error:
+            if not self._is_worker:
+                raise pytest.UsageError(
+                    f"--equiv-reports={self._settings.reports} cannot be written to: {error}; pass "
+                    "a folder that can"
+                ) from None
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """In the controller too, where the test that killed its worker shows as failed."""

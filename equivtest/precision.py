@@ -89,7 +89,7 @@ def precision(name: str) -> Precision:
     Raises:
         ValueError: there is none; lists those there are.
     """
-    if name not in PRECISIONS:
+    if not isinstance(name, str) or name not in PRECISIONS:
         raise ValueError(f"precision={name!r}: pass one of {', '.join(PRECISIONS)}")
     return PRECISIONS[name]
 

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from equivtest import Experiment, Loss
 from equivtest.arms.build import build
 from equivtest.batches import Batches, Counter, added, agree, as_counts, by_term, plain
+from equivtest.calling import ExperimentError
 from equivtest.observe.rng import RandomState
 
 
@@ -88,7 +89,7 @@ def test_a_leaf_without_a_batch_axis_keeps_its_value_in_an_empty_batch() -> None
 
 def test_a_collate_whose_structure_changes_with_the_batch_cannot_be_empty() -> None:
     made = an_experiment(collate=lambda examples: [e["x"] for e in examples])
-    with pytest.raises(TypeError, match="another structure for two examples than for one"):
+    with pytest.raises(ExperimentError, match="another structure for two examples than for one"):
         Batches(made, torch.float32)([])
 
 
@@ -112,9 +113,9 @@ def test_a_loop_sees_one_number_or_a_mapping_of_terms() -> None:
 
 
 def test_a_loss_that_is_no_loss_is_refused() -> None:
-    with pytest.raises(TypeError, match="loss returned a Tensor: return Loss"):
+    with pytest.raises(ExperimentError, match="loss returned a Tensor: return Loss"):
         by_term(torch.zeros(()))  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match="loss returned a dict"):
+    with pytest.raises(ExperimentError, match="loss returned a dict"):
         by_term({"a": torch.zeros(())})  # type: ignore[dict-item]
 
 
@@ -262,10 +263,10 @@ def test_another_seed_builds_another_model() -> None:
 
 
 def test_a_factory_that_gives_no_module_is_refused() -> None:
-    with pytest.raises(TypeError, match=r"model\(\) returned a dict"):
+    with pytest.raises(ExperimentError, match=r"model\(\) returned a dict"):
         build(an_experiment(model=dict), torch.float32)
 
 
 def test_a_model_with_nothing_to_train_is_refused() -> None:
-    with pytest.raises(ValueError, match="ReLU without trainable parameters"):
+    with pytest.raises(ExperimentError, match="ReLU without trainable parameters"):
         build(an_experiment(model=nn.ReLU), torch.float32)

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from equivtest import Plan, PlanError, plans
-from equivtest.plan import comparable, layout
+from equivtest.plan import comparable, layout, smaller
 
 # -- products
 
@@ -324,3 +324,38 @@ def test_plans_are_distinct_and_of_their_product(B: int, max_D: int) -> None:
     assert len(set(found)) == len(found)
     # The number of (D, A) with D | B and A | B / D, counted by trial.
     assert len(found) == sum(B % (D * A) == 0 for D in range(1, max_D + 1) for A in range(1, B + 1))
+
+
+# -- a smaller microbatch of the same product
+
+
+@pytest.mark.parametrize(
+    ("plan", "expected"),
+    [
+        (Plan(2, 8, 2), Plan(1, 16, 2)),
+        (Plan(12, 1, 1), Plan(6, 2, 1)),
+        (Plan(9, 2, 3), Plan(3, 6, 3)),
+        (Plan(7, 1, 2), Plan(1, 7, 2)),  # a prime has no halves
+        (Plan(4, 2, 2, tp=2), Plan(2, 4, 2, tp=2)),
+        (Plan((3, 2), 2, 1), Plan((2, 1, 2), 3, 1)),
+        (Plan((5, 1), 2, 2), Plan((3, 2, 1), 3, 2)),
+        (Plan((2, 2), 2, 2), Plan(1, 4, 2)),  # equal parts are one number
+        (Plan(1, 8, 2), None),
+        (Plan((1, 1), 2, 2), None),
+    ],
+    ids=str,
+)
+def test_the_next_smaller_microbatch(plan: Plan, expected: Plan | None) -> None:
+    assert smaller(plan) == expected
+
+
+@property_test
+@given(plan=a_plan)
+def test_a_smaller_plan_is_of_the_same_product_and_has_a_smaller_largest_microbatch(
+    plan: Plan,
+) -> None:
+    other = smaller(plan)
+    assert (other is None) == (max(plan.sizes) == 1)
+    if other is not None:
+        assert (other.examples, other.D) == (plan.examples, plan.D)
+        assert 2 * max(other.sizes) <= max(plan.sizes) + 1

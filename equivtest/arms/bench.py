@@ -12,6 +12,7 @@ from torch import Tensor
 
 from equivtest.arms.build import build
 from equivtest.batches import by_term
+from equivtest.calling import ExperimentError
 from equivtest.experiment import Experiment, Loss
 from equivtest.observe.memory import GraphMemory
 from equivtest.observe.trace import Tensors
@@ -26,12 +27,14 @@ class Pass:
 
     Attributes:
         gradients: by position in ``Bench.names``; None where autograd left none.
+        attached: some total had a graph to go back through.
         totals, counts, terms: of each ``Loss`` made, in order of making; a loss that is not part of
             the result has no term.
         dtypes: floating dtypes that autograd saved, where they were watched.
     """
 
     gradients: list[Tensor | None]
+    attached: bool
     totals: tuple[float, ...]
     counts: tuple[float, ...]
     terms: tuple[str | None, ...]
@@ -76,13 +79,13 @@ class Bench:
         """Copy a state in, cast to this bench's dtype.
 
         Raises:
-            ValueError: the names are not the model's.
+            ExperimentError: the names are not the model's.
         """
         own = self._parameters
         if own.keys() != parameters.keys():
             odd = sorted(own.keys() ^ parameters.keys())
-            raise ValueError(
-                f"the candidate's parameters are not those of model(): {', '.join(odd[:5])}; the "
+            raise ExperimentError(
+                f"the candidate's parameters are not those of model(): {', '.join(odd[:5])}: the "
                 "factory must build the same model on each call, and the loop must not replace it"
             )
         torch._foreach_copy_(list(own.values()), [parameters[name] for name in own])
@@ -111,7 +114,7 @@ class Bench:
             parameter.grad = None
         memory = GraphMemory()
         with memory.watching() if self._watch_dtypes else nullcontext():
-            made, terms = self._losses(batch)
+            made, terms = self.losses(batch)
         roots, gradients = [], []
         for k, loss in enumerate(made):
             weight = factor(k, terms[k], loss.total.dtype)
@@ -123,13 +126,15 @@ class Bench:
         return Pass(
             # On the host, as traces are: what is compared and added up must lie in one place.
             gradients=[None if p.grad is None else p.grad.cpu() for _, p in self._trained],
+            attached=bool(roots),
             totals=tuple(float(loss.total.detach()) for loss in made),
             counts=tuple(float(loss.count) for loss in made),
             terms=terms,
             dtypes=frozenset(map(str, memory.dtypes)),
         )
 
-    def _losses(self, batch: Any) -> tuple[list[Loss], tuple[str | None, ...]]:
+    def losses(self, batch: Any) -> tuple[list[Loss], tuple[str | None, ...]]:
+        """Each ``Loss`` that a forward makes, with its term."""
         made: list[Loss] = []
         Loss.observer = made.append
         try:

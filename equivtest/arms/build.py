@@ -11,7 +11,10 @@ from typing import Any
 import numpy as np
 import torch
 from torch import nn
+from torch.nn.parameter import is_lazy
 
+from equivtest.arguments import a
+from equivtest.calling import ExperimentError, calling
 from equivtest.experiment import Experiment
 
 
@@ -45,18 +48,25 @@ def build(experiment: Experiment, dtype: torch.dtype, device: str = "cpu") -> nn
     """The experiment's model under its seed, with floating parameters and buffers in ``dtype``.
 
     Raises:
-        TypeError: the factory gave something else than a module.
-        ValueError: the module has no trainable parameter.
+        ExperimentError: the factory raised, gave something else than a module, or a module without
+            trainable parameters.
     """
     seed_everything(experiment.seed)
-    module = experiment.model()
+    with calling("model()"):
+        module = experiment.model()
     if not isinstance(module, nn.Module):
-        raise TypeError(f"model() returned a {type(module).__name__}: return a torch.nn.Module")
+        raise ExperimentError(f"model() returned {a(module)}: return a torch.nn.Module")
+    lazy = [name for name, p in module.named_parameters() if is_lazy(p)]
+    if lazy:
+        raise ExperimentError(
+            f"model() returned {a(module)} whose {lazy[0]!r} has no shape yet: give lazy modules "
+            "their sizes, or run one forward in the factory"
+        )
     _cast(module.to(device), dtype)
     if not any(p.requires_grad for p in module.parameters()):
-        raise ValueError(
-            f"model() returned a {type(module).__name__} without trainable parameters: "
-            "nothing can be compared"
+        raise ExperimentError(
+            f"model() returned {a(module)} without trainable parameters: return a module with "
+            "parameters that require a gradient; nothing can be compared without"
         )
     return module
 

@@ -11,9 +11,17 @@ import torch.distributed as dist
 
 from equivtest.arms.build import build, quiet_schedulers, seed_everything
 from equivtest.arms.case import Case
-from equivtest.arms.computing import computing, device_of, wrapped
+from equivtest.arms.computing import computing, device_of
+from equivtest.arms.making import (
+    average_for,
+    optimizers_for,
+    scaler_for,
+    schedulers_for,
+    wrapped,
+)
 from equivtest.batches import Batches, Counter, Counts, added, plain
-from equivtest.experiment import Experiment, Group, Rank, wants_device
+from equivtest.calling import ExperimentError, blaming
+from equivtest.experiment import Experiment, Group, Rank
 from equivtest.loops import accumulate, several
 from equivtest.observe import Trace
 from equivtest.observe.observer import Observer
@@ -27,8 +35,8 @@ def candidate(seat: Seat, experiment: Experiment, case: Case) -> Trace:
     with computing(case):
         seat.note("building the model")
         module = build(experiment, case.precision.parameters, case.device)
-        model = case.wrap(module) if case.wrap else wrapped(module, device_of(case))
-        optimizer = experiment.optimizer(module)
+        model = wrapped(case, module)
+        optimizer = optimizers_for(experiment, module)
         for one in several(optimizer):
             refusal = optimizer_refusal(one)
             if refusal is not None:
@@ -40,7 +48,7 @@ def candidate(seat: Seat, experiment: Experiment, case: Case) -> Trace:
         seed_everything(experiment.seed, 1 + seat.rank)
         # A schedule in microbatches moves before the first update, of which torch warns.
         quiet = quiet_schedulers if experiment.scheduler_unit == "microbatch" else nullcontext
-        with observer.watching(), quiet():
+        with blaming("loss", Observer.watched_loss), observer.watching(), quiet():
             (case.loop or accumulate)(rank)
         observer.loop_ended(several(optimizer))
         seat.note("the loop has ended")
@@ -55,9 +63,9 @@ def _rank(
         model=model,
         module=module,
         optimizer=optimizer,
-        scheduler=_scheduler(experiment, optimizer),
-        scaler=_scaler(experiment, case),
-        average=None if experiment.averages is None else experiment.averages(module),
+        scheduler=schedulers_for(experiment, optimizer),
+        scaler=scaler_for(experiment, case),
+        average=average_for(experiment, module),
         groups=(),
         D=dist.get_world_size(seat.group),
         dp_rank=dist.get_rank(seat.group),
@@ -70,18 +78,6 @@ def _rank(
         clip_value=experiment.clip_value,
         _autocast=lambda: case.precision.context(case.device),
     )
-
-
-def _scheduler(experiment: Experiment, optimizer: Any) -> Any:
-    return None if experiment.scheduler is None else experiment.scheduler(optimizer)
-
-
-def _scaler(experiment: Experiment, case: Case) -> Any:
-    """The scaler of a precision that needs one."""
-    if not case.precision.scaled:
-        return None
-    factory = torch.amp.GradScaler if experiment.scaler is None else experiment.scaler
-    return factory(case.device) if wants_device(factory) else factory()
 
 
 def counter(
@@ -109,7 +105,7 @@ def _groups(
     for layout in case.groups:
         counts = group_counts(count, layout)
         whole = added([c for replica in counts for c in replica])
-        _some_supervised(whole, layout)
+        _some_supervised("count" if experiment.count else "Loss.count", whole, layout)
         own = layout.ids[seat.rank]
         groups.append(
             Group(
@@ -123,12 +119,12 @@ def _groups(
     return groups
 
 
-def _some_supervised(counts: Mapping[str, float], layout: GroupLayout) -> None:
+def _some_supervised(argument: str, counts: Mapping[str, float], layout: GroupLayout) -> None:
     for term, value in counts.items():
         if not value > 0:
             name = f" of term {term!r}" if term else ""
-            raise ValueError(
-                f"count{name} is {value:g} over all {len(layout.flat)} examples of update "
+            raise ExperimentError(
+                f"{argument}{name} is {value:g} over all {len(layout.flat)} examples of update "
                 f"{layout.update}: there is nothing to divide the loss by; pass examples with "
                 "supervised elements, or a count that sees them"
             )

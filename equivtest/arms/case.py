@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from equivtest.arguments import an_instance, callable_with
 from equivtest.devices import ON_CPU, Seating
 from equivtest.experiment import Experiment, Rank
 from equivtest.plan import GroupLayout, Plan, layout
@@ -49,11 +50,17 @@ def case_of(
     """The case of what a user passes.
 
     Raises:
-        ValueError: there is no such precision or device.
+        TypeError, ValueError: an argument that cannot be.
         PlanError: the plan does not fit the data.
     """
+    an_instance("experiment", experiment, Experiment, "Experiment(model=..., data=..., ...)")
+    an_instance("plan", plan, Plan, "Plan(m, A, D)")
     if device not in ("cpu", "cuda"):
         raise ValueError(f"device={device!r}: pass 'cpu' or 'cuda'")
+    if loop is not None:
+        callable_with("loop", loop, "rank")
+    if wrap is not None:
+        callable_with("wrap", wrap, "module")
     return Case(
         plan=plan,
         precision=precision_called(precision),

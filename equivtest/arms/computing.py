@@ -51,6 +51,6 @@ def device_of(case: Case) -> torch.device:
     return torch.device(case.device)
 
 
-def wrapped(module: nn.Module, device: torch.device) -> nn.Module:
+def in_ddp(module: nn.Module, device: torch.device) -> nn.Module:
     """The default wrapper, bound to the one GPU that the module is on."""
     return DistributedDataParallel(module, [device.index] if device.type == "cuda" else None)

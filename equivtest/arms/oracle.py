@@ -2,20 +2,33 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_leaves
 
 from equivtest.arms.bench import Bench, Factor, Pass
 from equivtest.arms.build import seed_everything
-from equivtest.batches import Batches, CountError, Counts, agree, denominator
-from equivtest.compare.distance import accumulate, dense, difference, distance, norms, wide
+from equivtest.batches import Batches, Counts, agree, denominator
+from equivtest.calling import ExperimentError, calling
+from equivtest.compare.distance import (
+    accumulate,
+    dense,
+    difference,
+    distance,
+    finite,
+    norms,
+    wide,
+)
 from equivtest.observe.rng import RandomState
 from equivtest.observe.trace import State, Tensors
+from equivtest.outofmemory import LARGE_BATCH
 
 Sum = list[Tensor | None]
 """A gradient in float64, by position in ``Bench.names``."""
@@ -51,6 +64,8 @@ class Whole:
     Attributes:
         counts: supervised elements of the group by term: what the loss is divided by.
         loss_scale: a factor on the loss that is taken out of the gradients again.
+        counted_by: what gave ``counts``, as users call it.
+        note: told that a whole group runs, where it survives the death of this process.
     """
 
     bench: Bench
@@ -59,6 +74,8 @@ class Whole:
     ids: tuple[int, ...]
     counts: Counts
     loss_scale: float = 1.0
+    counted_by: str = "count"
+    note: Callable[[str], None] = lambda _: None
     _runs: dict[tuple[object, ...], Sum] = field(default_factory=dict)
     _cuts: dict[tuple[tuple[int, ...], ...], Cut] = field(default_factory=dict)
 
@@ -76,22 +93,70 @@ class Whole:
         """The loss of the whole group, normalised."""
         return self._large.weighed(self.counts)
 
-    def check_counts(self) -> None:
-        """Raise ``CountError`` unless the loss counts on the whole what the parts add up to."""
-        counted = self._large.counted()
+    def check(self) -> None:
+        """The loss has a graph, and counts on the whole what the parts add up to.
+
+        Raises:
+            ExperimentError: it raised, has none, or other counts.
+        """
+        with calling("loss", self._called):
+            large = self._large
+        if not large.attached:
+            raise ExperimentError(
+                f"Loss.total has no graph on {self._called}, so there is nothing to go backward "
+                "through: sum what the model gives, without .detach(), .item() or no_grad"
+            )
+        counted = large.counted()
         for term, value in self.counts.items():
             if term not in counted:
-                raise CountError(
+                raise ExperimentError(
                     f"count has the term {term!r}, and the loss has {sorted(counted)}: use the "
                     "same terms in both"
                 )
             if not agree(counted[term], value, len(self.ids)):
                 name = f" of term {term!r}" if term else ""
-                raise CountError(
-                    f"count{name} adds up to {value:g} over the microbatches, and the loss counts "
-                    f"{counted[term]:g} on the same {len(self.ids)} examples in one batch: count "
-                    "must give the supervised elements that Loss.count gives, for any split"
+                raise ExperimentError(
+                    f"{self.counted_by}{name} adds up to {value:g} over the microbatches, and the "
+                    f"loss counts {counted[term]:g} on the same {len(self.ids)} examples in one "
+                    f"batch: {self.counted_by} must give the supervised elements that Loss.count "
+                    "gives, for any split"
                 )
+
+    def check_finite(self) -> None:
+        """Neither the loss nor its gradient is NaN or infinite.
+
+        Raises:
+            ExperimentError: one is: it is the experiment's own, whatever the loop.
+        """
+        for total in self._large.totals:
+            if not math.isfinite(total):
+                raise ExperimentError(
+                    f"Loss.total is {total} on {self._called}{self._odd_input()}: no loop is to "
+                    "blame; look for log(0), 0/0 or an overflow in the model and the loss"
+                )
+        for name, right in zip(self.bench.names, finite(self.gradients), strict=True):
+            if not right:
+                raise ExperimentError(
+                    f"the gradient of {name!r} is not finite on {self._called}, though the loss "
+                    "is: no loop is to blame; look for a square root or a norm at 0 in the model "
+                    "and the loss"
+                )
+
+    @property
+    def finite(self) -> bool:
+        """Loss and gradient are finite."""
+        return all(map(math.isfinite, self._large.totals)) and all(finite(self.gradients))
+
+    @property
+    def _called(self) -> str:
+        dtype = str(self.bench.dtype).removeprefix("torch.")
+        return f"all {len(self.ids)} examples of an update in one batch in {dtype}"
+
+    def _odd_input(self) -> str:
+        """Which examples hold NaN or inf themselves, in a clause."""
+        odd = [i for i in self.ids if not all(finite(_floats(self.batches((i,)))))]
+        shown = ", ".join(map(str, odd[:4]))
+        return f" (NaN or inf in example {shown} itself)" if odd else ""
 
     @cached_property
     def drew(self) -> bool:
@@ -205,6 +270,7 @@ class Whole:
         return tuple(order)
 
     def _run(self, ids: Sequence[int], factor: float = 1.0) -> Pass:
+        self.note(f"{LARGE_BATCH} {len(ids)} examples" if len(ids) == len(self.ids) else "a part")
         self._prepare(self.state.parameters)
         return self.bench.run(self.batches(ids), self._factor(factor))
 
@@ -240,3 +306,8 @@ class Whole:
         if key not in self._runs:
             self._runs[key] = run()
         return self._runs[key]
+
+
+def _floats(batch: Any) -> list[Tensor]:
+    leaves = (leaf for leaf in tree_leaves(batch) if isinstance(leaf, Tensor))
+    return [leaf for leaf in leaves if leaf.is_floating_point() or leaf.is_complex()]

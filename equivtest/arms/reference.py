@@ -17,6 +17,7 @@ from equivtest.arms.case import Case
 from equivtest.arms.oracle import Cut, Whole
 from equivtest.arms.replay import Replay, Start, replay
 from equivtest.batches import Batches, Counts, added
+from equivtest.calling import ExperimentError
 from equivtest.experiment import Experiment
 from equivtest.observe.trace import State, Trace
 from equivtest.plan import GroupLayout
@@ -33,10 +34,17 @@ class Reference:
 
     Args:
         cache: what this process keeps between cases.
+        note: told which arm runs, where it survives the death of this process.
     """
 
-    def __init__(self, cache: dict[Any, Any], experiment: Experiment, case: Case) -> None:
-        self._experiment, self._case = experiment, case
+    def __init__(
+        self,
+        cache: dict[Any, Any],
+        experiment: Experiment,
+        case: Case,
+        note: Callable[[str], None] = lambda _: None,
+    ) -> None:
+        self._experiment, self._case, self._note = experiment, case, note
         self._kept = _kept_for(cache, f"{case.digest} on {case.device}")
         stored = case.precision.parameters
         self._count = counter(experiment, self._kept, case.digest, stored)
@@ -64,7 +72,7 @@ class Reference:
         """What ``model()`` gives, in the case's dtype; built twice, to be sure of it.
 
         Raises:
-            ValueError: two calls give different parameters, or share one.
+            ExperimentError: two calls give different parameters, or share one.
         """
         dtype = self._case.precision.parameters
         return self._once(("initial", dtype), lambda: self._built_twice(dtype))
@@ -97,6 +105,7 @@ class Reference:
         keep: bool = False,
     ) -> Replay:
         """The plan's microbatches in the case's precision, with the candidate's root factors."""
+        self._note(f"the replay of update {update}")
         seen = [trace.updates[update].microbatches for trace in traces]
         return replay(
             self.bench,
@@ -122,6 +131,7 @@ class Reference:
         return self._recent(key, lambda: self._replayed64(group, start))
 
     def _replayed64(self, group: GroupLayout, start: Start) -> Cut:
+        self._note("the replay in float64")
         whole = replay(self.bench64, self._batches64, group, self.total(group), start)
         return Cut(whole.expected, whole.scale, whole.loss)
 
@@ -140,7 +150,10 @@ class Reference:
 
     def try_whole(self, group: GroupLayout) -> None:
         """Run the whole group in float64 from the initial state, for what it raises."""
-        _ = self.oracle(group, self._initial_start(group)).gradients
+        whole = self.oracle(group, self._initial_start(group))
+        _ = whole.gradients  # what the loss raises here, the candidate's traceback says better
+        whole.check()
+        whole.check_finite()
 
     def try_microbatches(self, group: GroupLayout) -> None:
         """Run the group's microbatches in the case's precision, for what they raise."""
@@ -169,7 +182,17 @@ class Reference:
             {n: p.clone() for n, p in start.parameters.items()},
             {n: b.clone() for n, b in start.buffers[0].items()},
         )
-        return Whole(bench, batches, state, group.flat, self.total(group), loss_scale)
+        counted_by = "count" if self._experiment.count else "Loss.count"
+        return Whole(
+            bench,
+            batches,
+            state,
+            group.flat,
+            self.total(group),
+            loss_scale,
+            counted_by,
+            self._note,
+        )
 
     def _bench(
         self,
@@ -186,7 +209,7 @@ class Reference:
     def _built_twice(self, dtype: torch.dtype) -> State:
         first, second = (build(self._experiment, dtype, self._case.device) for _ in range(2))
         if {id(p) for p in first.parameters()} & {id(p) for p in second.parameters()}:
-            raise ValueError(
+            raise ExperimentError(
                 "model() gives the same parameters on each call: pass a factory that builds a new "
                 "module, not one that returns a ready one"
             )
@@ -194,7 +217,7 @@ class Reference:
         other = _state_of(second).parameters
         odd = [n for n, p in state.parameters.items() if not _equal(p, other.get(n))]
         if odd:
-            raise ValueError(
+            raise ExperimentError(
                 f"model() builds different parameters on each call under one seed ({odd[0]!r} "
                 "differs): draw them from torch's, numpy's or random's global generators, which "
                 "are seeded before each call"

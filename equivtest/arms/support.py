@@ -7,7 +7,7 @@ import re
 from equivtest.arms.case import Case
 from equivtest.arms.computing import computing
 from equivtest.arms.reference import Reference
-from equivtest.batches import CountError
+from equivtest.calling import ExperimentError
 from equivtest.experiment import Experiment
 from equivtest.pool import Seat
 
@@ -33,13 +33,13 @@ def refused(seat: Seat, experiment: Experiment, case: Case) -> str | None:
     do not match, shapes that do not fit).
 
     Raises:
-        CountError: the experiment counts other terms than its loss has.
+        ExperimentError: the experiment is not one, without any loop.
     """
-    reference = Reference(seat.cache, experiment, case)
+    reference = Reference(seat.cache, experiment, case, seat.note)
     with computing(case):
         try:
             reference.try_whole(case.groups[0])
-        except CountError:
+        except ExperimentError:
             raise
         except Exception as error:  # the experiment fails: the case's own traceback says how
             return _refused_determinism(error)

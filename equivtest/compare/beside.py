@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -79,6 +79,22 @@ def skips(
         text = f"the loss scale did not fall after update {u} was skipped"
         findings.append(Finding(Cause.SKIP, text, update=u))
     return Skips(frozenset(names), tuple(findings), tuple(notes))
+
+
+def by_itself(findings: Sequence[Finding], oracle_finite: Callable[[], bool]) -> Iterator[Finding]:
+    """The findings, without a cause where the float64 large batch is not finite either.
+
+    Then the experiment diverges from the parameters that the update starts from, whatever the loop.
+    """
+    for finding in findings:
+        if finding.cause != Cause.NONFINITE or oracle_finite():
+            yield finding
+        else:
+            text = f"{finding.text}, and the float64 large batch's is not either: {_DIVERGES}"
+            yield replace(finding, cause="", text=text)
+
+
+_DIVERGES = "from the parameters that the update starts from the experiment itself diverges"
 
 
 def _skip_findings(

@@ -9,14 +9,24 @@ from equivtest.arms.case import Case
 from equivtest.compare.verdict import Card, EventRow, TensorRow
 from equivtest.experiment import Experiment
 from equivtest.observe.trace import Trace
+from equivtest.plan import Plan
 
 NORMALISATION = "the plan's: sum over supervised elements / their number in the group"
 
 
 def planned_card(experiment: Experiment, case: Case) -> Card:
     """What is known of a case before it has run."""
-    plan = case.plan
     partial = [g for g in case.groups if g.partial]
+    return replace(
+        uncut_card(experiment, case.plan, case.precision.name, case.device),
+        backend=case.seating.backend,
+        last_group_examples=tuple(i for g in partial for i in g.flat),
+        dropped_examples=tuple(i for g in case.groups for i in g.dropped),
+    )
+
+
+def uncut_card(experiment: Experiment, plan: Plan, precision: str, device: str) -> Card:
+    """What is known before the examples are dealt, which may turn out not to be possible."""
     return Card(
         plan=str(plan),
         m="+".join(map(str, plan.sizes)) if isinstance(plan.m, tuple) else str(plan.m),
@@ -25,14 +35,14 @@ def planned_card(experiment: Experiment, case: Case) -> Card:
         processes=plan.processes,
         examples=plan.examples,
         dp_group=tuple(range(plan.D)),
-        precision=case.precision.name,
-        device=case.device,
-        backend=case.seating.backend,
+        precision=precision,
+        device=device,
+        backend="",
         optimizer="",
         normalisation=NORMALISATION,
         last_group=experiment.last_group or "none left",
-        last_group_examples=tuple(i for g in partial for i in g.flat),
-        dropped_examples=tuple(i for g in case.groups for i in g.dropped),
+        last_group_examples=(),
+        dropped_examples=(),
         scheduler_unit=experiment.scheduler_unit if experiment.scheduler else "",
     )
 

@@ -8,9 +8,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
+from equivtest.arms.bench import Bench
 from equivtest.arms.case import Case
 from equivtest.arms.computing import computing
 from equivtest.arms.reference import Reference
+from equivtest.calling import blaming
 from equivtest.compare import planned
 from equivtest.compare.alike import alike
 from equivtest.compare.card import card_of, event_rows, planned_card
@@ -29,15 +31,15 @@ def judge(seat: Seat, experiment: Experiment, case: Case, traces: Sequence[Trace
     """Compare the candidate's traces with the reference arms; ``not-run`` where torch refused.
 
     Raises:
-        ValueError: the experiment is not one: counts that disagree with the loss, a factory that
-            builds another model on each call.
+        ExperimentError: the experiment is not one: counts that disagree with the loss, a factory
+            that builds another model on each call, a loss that is NaN before any update.
     """
     refusal = traces[0].refusal
     if refusal is not None:
         card = planned_card(experiment, case)
         return Verdict(Status.NOT_RUN, card, failure=Failure(text=refusal))
-    with computing(case):
-        reference = Reference(seat.cache, experiment, case)
+    with computing(case), blaming("loss", Bench.losses):
+        reference = Reference(seat.cache, experiment, case, seat.note)
         return _verdict(reference, experiment, case, alike(traces))
 
 

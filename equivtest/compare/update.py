@@ -90,14 +90,13 @@ class _UpdateJudge:
 
     def judge(self, always_oracle: bool) -> Judged:
         self.findings += beside.buffers(self.u, self.replay, self.seen, self.case.plan.A)
+        right = self._finite([self.replay.expected])
         skips = beside.skips(
-            self.u,
-            self.seen,
-            self._finite([self.replay.expected]),
-            self._finite(self.gradients),
-            self.case.precision.name,
+            self.u, self.seen, right, self._finite(self.gradients), self.case.precision.name
         )
-        self.findings += skips.findings
+        if self.u == 0 and not all(right.values()):
+            self.oracle.check_finite()
+        self.findings += beside.by_itself(skips.findings, lambda: self.oracle.finite)
         self.notes += skips.notes
         left_out = skips.names | self._unheld()
         a = self._against_replay(left_out, self.gradients, self.replay)
@@ -196,7 +195,9 @@ class _UpdateJudge:
         unheld = frozenset(self.names) - held
         if not unheld or isinstance(self.clip, NormClip):
             return frozenset()
-        self.notes.append(f"no optimizer holds {sorted(unheld)[0]!r} ({len(unheld)}): not judged")
+        self.notes.append(
+            f"no optimizer holds {sorted(unheld)[0]!r} ({len(unheld)}): not updated and not judged"
+        )
         return unheld
 
     def _frozen(self) -> None:
@@ -249,7 +250,7 @@ class _UpdateJudge:
         return c, rows
 
     def _against_oracle(self, full_floor: bool) -> AgainstOracle:
-        self.oracle.check_counts()
+        self.oracle.check()
         return against_oracle(
             self.gradients,
             self.replay,

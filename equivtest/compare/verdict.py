@@ -284,7 +284,10 @@ def expectation(expect: Expectation) -> tuple[str, ...]:
     Raises:
         ValueError: a name that is neither a status nor a cause, or a status among causes.
     """
-    names = (expect,) if isinstance(expect, str) else tuple(sorted(set(map(str, expect))))
+    several = (
+        expect if isinstance(expect, Collection) and not isinstance(expect, str) else (expect,)
+    )
+    names = tuple(sorted(set(map(str, several))))
     statuses, causes = set(Status), set(Cause)
     unknown = [name for name in names if name not in statuses and name not in causes]
     if unknown or not names:

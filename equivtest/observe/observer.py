@@ -48,7 +48,7 @@ class Observer(UpdateRecording):
         self._reached = False
         self._versions: list[tuple[int, int] | None] | None = None
         self._loss = rank.loss
-        rank.loss = self._watched_loss
+        rank.loss = self.watched_loss
 
     # -- what the loop is handed
 
@@ -56,7 +56,8 @@ class Observer(UpdateRecording):
         """Remember which examples ``batch`` holds, and give it back."""
         return self._handed.remember(batch, ids)
 
-    def _watched_loss(self, model: Any, batch: Any) -> LossResult:
+    def watched_loss(self, model: Any, batch: Any) -> LossResult:
+        """The experiment's loss, as the loop calls it."""
         if self._training():
             with outside_transforms():
                 self._begin_microbatch(self._handed.examples(tree_leaves(batch)))

@@ -5,9 +5,20 @@ ranks of a real gloo process group, `Pool.solo` in one process outside of any gr
 raises, dies or hangs ends that job only, with a `RankFailed` that says which rank and where.
 """
 
-from equivtest.pool.failure import PoolError, RankFailed, Timeout
+from equivtest.pool.failure import PoolError, RankFailed, Timeout, Unsendable
 from equivtest.pool.pool import Pool, current_pool
 from equivtest.pool.seat import Seat
 from equivtest.pool.shared import Shared
+from equivtest.pool.unsendable import where_unsendable
 
-__all__ = ["Pool", "PoolError", "RankFailed", "Seat", "Shared", "Timeout", "current_pool"]
+__all__ = [
+    "Pool",
+    "PoolError",
+    "RankFailed",
+    "Seat",
+    "Shared",
+    "Timeout",
+    "Unsendable",
+    "current_pool",
+    "where_unsendable",
+]

@@ -13,10 +13,15 @@ class PoolError(Exception):
     """The pool could not do what it was asked."""
 
 
+class Unsendable(PoolError):
+    """An argument of a job cannot be pickled; nothing was run."""
+
+
 class RankFailed(PoolError):
     """A job could not finish because of one of its processes.
 
-    `rank` is the one that caused it (`None` where no rank is more to blame than another), `what`
+    `rank` is the one that caused it (`None` where no rank is more to blame than another, and for
+    the single process outside of any group), `what`
     says what happened. `last_events`, `stacks` and `output` are by rank, at the moment of failure.
     """
 
@@ -131,7 +136,7 @@ def diagnose(endings: Sequence[Ending], *, timeout_s: float | None, solo: bool) 
         who = f"rank {culprit.rank if culprit else 0} of {len(endings)}"
     return (RankFailed if timeout_s is None else Timeout)(
         _message(endings[:1] if all_raised else endings, culprit, f"{who} {what}"),
-        rank=None if culprit is None else culprit.rank,
+        rank=None if culprit is None or solo or who.startswith("all") else culprit.rank,
         what=what,
         last_events=tuple(e.last_event for e in endings),
         stacks=tuple(e.text for e in endings),

@@ -17,12 +17,13 @@ from equivtest.devices import ON_CPU, Machine, Seating, share_from
 from equivtest.pool.channel import Closed, Frame, pack, send_packed
 from equivtest.pool.codec import Blob, Sealed, decode, encode
 from equivtest.pool.exchange import Exchange
-from equivtest.pool.failure import PoolError, RankFailed
+from equivtest.pool.failure import PoolError, RankFailed, Unsendable
 from equivtest.pool.inventory import inventory
 from equivtest.pool.member import Member
 from equivtest.pool.messages import JobOrder, WorldOrder
 from equivtest.pool.processes import ForkFailed, Processes
 from equivtest.pool.shared import Shared
+from equivtest.pool.unsendable import where_unsendable
 
 _WORLD_LIMIT_S = 60.0
 _log = logging.getLogger(__name__)
@@ -268,21 +269,11 @@ def _encode_job(job: Callable[..., Any], args: tuple[Any, ...], cited: list[Shar
     try:
         return encode((job, args), cited)
     except Exception as error:
-        raise PoolError(_name_what_cannot_be_sent(job, args, error)) from error
-
-
-def _name_what_cannot_be_sent(
-    job: Callable[..., Any], args: tuple[Any, ...], error: Exception
-) -> str:
-    name = getattr(job, "__qualname__", repr(job))
-    named = [("the job itself", job), *((f"argument {i}", arg) for i, arg in enumerate(args))]
-    for what, value in named:
-        try:
-            encode(value)
-        except Exception as alone:
-            kind = type(value).__name__
-            return f"{what} of {name} (a {kind}) cannot be sent to a process: {alone}"
-    return f"the arguments of {name} cannot be sent to a process: {error}"
+        name = getattr(job, "__qualname__", repr(job))
+        named = [(name, job), *((f"argument {i} of {name}", arg) for i, arg in enumerate(args))]
+        found = (where_unsendable(what, value) for what, value in named)
+        where = next((text for text in found if text is not None), None)
+        raise Unsendable(where or f"the arguments of {name} cannot be sent: {error}") from error
 
 
 def _read_result(member: Member, frame: Frame) -> Any:

@@ -8,7 +8,10 @@ import os
 from collections import OrderedDict
 from typing import Any
 
+from equivtest.arguments import a
 from equivtest.pool.codec import Blob, Cited, decode, encode
+from equivtest.pool.failure import Unsendable
+from equivtest.pool.unsendable import where_unsendable
 
 KEPT = 8
 
@@ -28,7 +31,12 @@ class Shared(Cited):
 
     @functools.cached_property
     def blob(self) -> Blob:
-        return encode(self.obj)
+        """The pickled object. Raises `Unsendable` where it cannot be pickled."""
+        try:
+            return encode(self.obj)
+        except Exception as error:
+            where = where_unsendable(f"what is shared, {a(self.obj)}", self.obj)
+            raise Unsendable(where or str(error)) from error
 
     @functools.cached_property
     def digest(self) -> str:  # type: ignore[override]

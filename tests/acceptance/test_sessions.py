@@ -133,13 +133,20 @@ def test_bad_argument(equivalence):
     assert set(records) == {
         "test_several.py::test_both",
         "test_several.py::test_both#2",
+        "test_several.py::test_other_product",
         "test_several.py::test_too_many",
+        "test_several.py::test_bad_argument",
     }
+    # An argument that cannot be fails its test, whatever was expected, and is on the page.
+    for name in ("other_product", "bad_argument"):
+        outcome = records[f"test_several.py::test_{name}"]["outcome"]
+        assert (outcome["status"], outcome["passed"]) == ("error", False)
     assert "not reached" not in output
     assert "m2-A2-D2 is 2 x 2 x 2 = 8 examples per update and m2-A2-D1 is 2 x 2 x 1 = 4" in output
     assert "m1-A2-D4 needs 4 processes, and --equiv-max-ranks is 2" in output
     assert "expect='fine': pass a status" in output
-    assert "2 collected tests left no record (2 failed)" in session.page()
+    assert "left no record" not in session.page()
+    assert "m2-A2-D1 is 2 x 2 x 1 = 4" in session.page()
 
 
 def test_a_killed_worker_takes_only_its_own_case(session: Session) -> None:

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from equivtest.arms.case import Case
-from equivtest.arms.computing import computing, device_of, float32_arithmetic, wrapped
+from equivtest.arms.computing import computing, device_of, float32_arithmetic, in_ddp
 from equivtest.arms.reference import Reference
 from equivtest.experiment import Experiment
 from equivtest.plan import Plan
@@ -57,8 +57,8 @@ def test_the_wrapper_is_bound_to_the_gpu_of_its_rank(monkeypatch: pytest.MonkeyP
     bound: list[object] = []
     path = "equivtest.arms.computing.DistributedDataParallel"
     monkeypatch.setattr(path, lambda module, device_ids: bound.append(device_ids))
-    wrapped(nn.Linear(1, 1), torch.device("cuda", 3))
-    wrapped(nn.Linear(1, 1), torch.device("cpu"))
+    in_ddp(nn.Linear(1, 1), torch.device("cuda", 3))
+    in_ddp(nn.Linear(1, 1), torch.device("cpu"))
     assert bound == [[3], None]
 
 

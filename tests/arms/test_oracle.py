@@ -9,7 +9,8 @@ from torch import Tensor, nn
 from equivtest import Loss
 from equivtest.arms.bench import Bench
 from equivtest.arms.oracle import Whole
-from equivtest.batches import Batches, CountError
+from equivtest.batches import Batches
+from equivtest.calling import ExperimentError
 
 
 def line() -> nn.Module:
@@ -85,16 +86,16 @@ def test_a_count_that_disagrees_with_the_loss_is_refused_with_both_numbers() -> 
     batches = Batches(regression, torch.float64)
     found = Whole(bench, batches, setups.state_of(bench), (0, 1, 2), {"": 6.0})
     with pytest.raises(
-        CountError, match=r"adds up to 6 .*the loss counts 3 on the same 3 examples"
+        ExperimentError, match=r"adds up to 6 .*the loss counts 3 on the same 3 examples"
     ):
-        found.check_counts()
+        found.check()
 
 
 def test_a_count_with_other_terms_than_the_loss_is_refused_with_both() -> None:
     bench = Bench(regression, torch.float64)
     batches = Batches(regression, torch.float64)
     found = Whole(bench, batches, setups.state_of(bench), (0, 1, 2), {"tokens": 3.0})
-    with pytest.raises(CountError, match=r"count gives the terms \['tokens'\].*one total"):
+    with pytest.raises(ExperimentError, match=r"count gives the terms \['tokens'\].*one total"):
         _ = found.gradients
 
 

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -410,17 +411,35 @@ def test_the_worked_example_of_unequal_counts_shows_its_wrong_weights() -> None:
 
 
 def test_gradients_of_nan_on_both_sides_are_not_equal() -> None:
-    class Broken(nn.Module):
+    class Overflows(nn.Module):  # in float32, and not in the float64 large batch
         def __init__(self) -> None:
             super().__init__()
             self.inner = nn.Linear(6, 1)
 
         def forward(self, x: Tensor) -> Tensor:
-            return self.inner(x) * float("nan")
+            large = self.inner(x) * 1e30 * 1e30
+            return large - large.detach()
 
-    verdict = check(an_experiment(Broken), "fp32")
+    verdict = check(an_experiment(Overflows), "fp32")
     assert verdict.status == "fault"
     assert verdict.cause == "prec.nonfinite"
+
+
+def test_a_right_loop_is_not_blamed_where_the_experiment_itself_diverges() -> None:
+    class Diverges(nn.Module):  # finite in the first update, and no longer after it
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = nn.Linear(6, 1, bias=False)
+            nn.init.zeros_(self.inner.weight)
+
+        def forward(self, x: Tensor) -> Tensor:
+            out = self.inner(x)
+            return out * (float("nan") if self.inner.weight.detach().any() else 1.0)
+
+    verdict = check(replace(an_experiment(Diverges), updates=2), "fp32")
+    assert verdict.status == "unexplained", verdict.explain()
+    assert verdict.causes == ()
+    assert "the experiment itself diverges" in verdict.explain()
 
 
 def test_sparse_gradients_are_compared() -> None:
