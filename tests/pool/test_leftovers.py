@@ -21,7 +21,6 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from equivtest.pool import Pool, Seat
-from equivtest.pool.footprint import Footprint
 
 
 def train(seat: Seat) -> tuple[list[float], int]:
@@ -258,16 +257,3 @@ def test_a_name_that_a_job_adds_of_its_own(pool: Pool) -> None:
         return os.getpid()
 
     assert set(pool.run(job, D=2)).isdisjoint(pool.run(lambda seat: os.getpid(), D=2))
-
-
-def test_looking_for_it_takes_less_than_a_millisecond(pool: Pool) -> None:
-    def job(seat: Seat) -> float:
-        footprint = Footprint()
-        times_s = []
-        for _ in range(20):
-            start_s = time.perf_counter()
-            assert footprint.left() == ""
-            times_s.append(time.perf_counter() - start_s)
-        return min(times_s)
-
-    assert pool.run(job, D=1)[0] < 1e-3
