@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from typing import Any
 
@@ -18,8 +18,9 @@ from equivtest.arms.oracle import Cut, Whole
 from equivtest.arms.replay import Replay, Start, replay
 from equivtest.batches import Batches, Counts, added
 from equivtest.calling import ExperimentError
+from equivtest.compare.distance import dense
 from equivtest.experiment import Experiment
-from equivtest.observe.trace import State, Trace
+from equivtest.observe.trace import State, Tensors, Trace
 from equivtest.plan import GroupLayout
 
 KEPT_EXPERIMENTS = 4
@@ -50,7 +51,7 @@ class Reference:
         self._count = counter(experiment, self._kept, case.digest, stored)
         self._batches = Batches(experiment, stored, device=case.device)
         self._batches64 = Batches(experiment, stored, torch.float64, device=case.device)
-        self._printed: tuple[Mapping[str, Tensor], bytes] | None = None
+        self._printed: tuple[Start, tuple[bytes, ...]] | None = None
 
     @property
     def bench(self) -> Bench:
@@ -127,7 +128,7 @@ class Reference:
         oracle = self.oracle(group, start)
         if not (any(start.buffers) or oracle.drew):
             return oracle.cut(tuple(sorted({ids for replica in group.ids for ids in replica})))
-        key = ("split", group.ids, self._fingerprint(start.parameters))
+        key = ("split", group.ids, self._fingerprints(start))
         return self._recent(key, lambda: self._replayed64(group, start))
 
     def _replayed64(self, group: GroupLayout, start: Start) -> Cut:
@@ -137,13 +138,13 @@ class Reference:
 
     def oracle(self, group: GroupLayout, start: Start) -> Whole:
         """The whole group in float64, from the candidate's parameters and inputs as stored."""
-        key = ("oracle", group.flat, self._fingerprint(start.parameters))
+        key = ("oracle", group.flat, self._fingerprints(start)[:2])
         return self._recent(key, lambda: self._whole(self.bench64, self._batches64, group, start))
 
     def large(self, group: GroupLayout, start: Start, loss_scale: float) -> Whole:
         """The whole group in one batch in the case's precision."""
         name = self._case.precision.name
-        key = ("large", name, group.flat, self._fingerprint(start.parameters), loss_scale)
+        key = ("large", name, group.flat, self._fingerprints(start)[:2], loss_scale)
         return self._recent(
             key, lambda: self._whole(self.bench, self._batches, group, start, loss_scale)
         )
@@ -239,16 +240,17 @@ class Reference:
         recent[key] = recent.pop(key)
         return recent[key]
 
-    def _fingerprint(self, parameters: Mapping[str, Tensor]) -> bytes:
-        """A hash of the parameters' bits and of the dtype that inputs are stored in."""
-        if self._printed is None or self._printed[0] is not parameters:
-            self._printed = parameters, self._hash(parameters)
+    def _fingerprints(self, start: Start) -> tuple[bytes, ...]:
+        """Hashes of the parameters, and of the buffers of each replica."""
+        if self._printed is None or self._printed[0] is not start:
+            self._printed = start, tuple(map(self._hash, (start.parameters, *start.buffers)))
         return self._printed[1]
 
-    def _hash(self, parameters: Mapping[str, Tensor]) -> bytes:
+    def _hash(self, tensors: Tensors) -> bytes:
+        """A hash of the tensors' bits and of the dtype that inputs are stored in."""
         digest = hashlib.blake2b(str(self._case.precision.parameters).encode(), digest_size=16)
-        for name in sorted(parameters):
-            value = parameters[name].detach().cpu().contiguous()
+        for name in sorted(tensors):
+            value = dense(tensors[name].detach()).cpu().contiguous()
             digest.update(name.encode())
             digest.update(value.reshape(-1).view(torch.uint8).numpy().data)
         return digest.digest()
