@@ -8,6 +8,8 @@ ones within the tolerance of the gradient itself.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import torch
@@ -18,6 +20,9 @@ from equivtest.compare.continuity import all_same
 from equivtest.compare.distance import apart, dense
 from equivtest.observe.trace import Gradients, UpdateTrace
 from equivtest.precision import unit_roundoff
+
+BY_HAND_UNITS = 2.0
+"""Roundoffs of a clip by hand: it may clamp scaled gradients, and take out the scale after that."""
 
 HIDDEN = (
     "a clip by value written by hand hides how far elements were beyond the bound: they were "
@@ -30,31 +35,33 @@ class Clamped:
     """What the optimizer received, read as the plan's gradient clamped.
 
     Attributes:
-        plan: the plan's gradient by name, before the clip.
+        plan: the plan's gradient by name, before the clip, in the order of a replay's.
+        bounds: what each is clamped to; infinite where nothing that was received is at the bound.
         note: what could not be judged for it.
     """
 
-    bound: float
     plan: Gradients
+    bounds: Mapping[str, float]
     note: str
 
     def as_clipped(self, replay: Replay) -> Replay:
         """The replay as the clip would have left it: where received gradients are compared."""
-        return replace(replay, expected=[_clamp(e, self.bound) for e in replay.expected])
+        return replace(replay, expected=[_clamp(g, self.bounds[n]) for n, g in self.plan.items()])
 
     def before_clip(self, update: UpdateTrace) -> UpdateTrace:
         """The update with the gradient that the clip must have had, for what is reported of it.
 
         The plan's stands in for what the clip took away.
         """
-        gradient = {n: self._before(g, self.plan.get(n)) for n, g in update.clipped.items()}
+        gradient = {n: self._before(n, g) for n, g in update.clipped.items()}
         return replace(update, gradient=gradient)
 
-    def _before(self, found: Tensor | None, planned: Tensor | None) -> Tensor | None:
+    def _before(self, name: str, found: Tensor | None) -> Tensor | None:
+        planned = self.plan.get(name)
         if found is None or planned is None:
             return found
-        found, planned = dense(found), planned.to(found.dtype)
-        taken = (found == planned.clamp(-self.bound, self.bound)) & (found != planned)
+        found, planned, bound = dense(found), planned.to(found.dtype), self.bounds[name]
+        taken = (found == planned.clamp(-bound, bound)) & (found != planned)
         return torch.where(taken, planned, found)
 
 
@@ -83,7 +90,8 @@ class ValueClip:
         each it rounds once more than what it is compared with.
         """
         dtypes = [g.dtype for g in update.clipped.values() if g is not None]
-        return 0.0 if update.clip_bounds else 2 * max(map(unit_roundoff, dtypes), default=0.0)
+        u = max(map(unit_roundoff, dtypes), default=0.0)
+        return 0.0 if update.clip_bounds else BY_HAND_UNITS * u
 
     def active(self, update: UpdateTrace) -> bool:
         """Some element of the gradient is beyond the bound."""
@@ -91,20 +99,29 @@ class ValueClip:
 
     def size(self, update: UpdateTrace) -> str:
         """What is compared with the bound, in words."""
-        held = _held(update, update.gradient).values()
-        largest = max(
-            (float(g.abs().max()) for g in held if g is not None and g.numel()), default=0
-        )
+        largest = max(map(_largest, _held(update, update.gradient).values()), default=0.0)
         return f"the gradient's largest element is {largest:.4g}"
 
     def received(self, update: UpdateTrace, plan: Gradients) -> Clamped:
         """The gradient as read from what the optimizer received.
 
+        A tensor of which nothing is at the bound was not clamped to it. In half precision the
+        gradient's tolerance can be larger than the bound, and would pass a smaller one.
+
         Args:
             plan: the plan's gradient.
         """
-        beyond = not all_same(plan, self.clipped(plan))
-        return Clamped(self.bound, plan, HIDDEN if beyond else "")
+        reached = {n: self._reached(update.clipped.get(n)) for n in plan}
+        bounds = {n: self.bound if at_bound else math.inf for n, at_bound in reached.items()}
+        beyond = any(reached[n] and _largest(g) > self.bound for n, g in plan.items())
+        return Clamped(plan, bounds, HIDDEN if beyond else "")
+
+    def _reached(self, received: Tensor | None) -> bool:
+        """An element is at the bound, as a clip by hand may round it, or beyond."""
+        if received is None:
+            return False
+        rounding = BY_HAND_UNITS * unit_roundoff(received.dtype)
+        return _largest(received) >= self.bound * (1 - rounding)
 
     def _wanted(self, update: UpdateTrace) -> dict[str, Tensor | None]:
         return self.clipped(_held(update, update.gradient))
@@ -113,6 +130,12 @@ class ValueClip:
 def _held(update: UpdateTrace, gradient: Gradients) -> dict[str, Tensor | None]:
     held = {name for optimizer in update.optimizers for name in optimizer.names}
     return {name: g for name, g in gradient.items() if name in held}
+
+
+def _largest(gradient: Tensor | None) -> float:
+    if gradient is None or gradient.numel() == 0:
+        return 0.0
+    return float(dense(gradient).abs().max())
 
 
 def _clamp(gradient: Tensor | None, bound: float) -> Tensor | None:

@@ -15,6 +15,7 @@ from torch.nn.utils import clip_grad_norm_, clip_grad_value_
 import equivtest
 from equivtest import Experiment, Loss, Plan, Rank, Verdict
 from equivtest.compare.value_clip import ValueClip
+from equivtest.observe.trace import OptimizerTrace, State, UpdateTrace
 
 generator = torch.Generator().manual_seed(0)
 DATA = [
@@ -110,6 +111,14 @@ def test_a_clip_by_value_clamps_each_element_and_leaves_what_it_was_given() -> N
     assert given["a"].tolist() == [-3.0, 0.25, 0.5, 7.0]  # type: ignore[union-attr]
 
 
+def test_the_largest_element_of_a_sparse_gradient_is_told() -> None:
+    held = {"a": torch.tensor([0.0, -3.0]).to_sparse(), "none": None}
+    state = State({}, {})
+    optimizer = OptimizerTrace(torch.optim.SGD, {}, ((("a", "none"), {}),), {}, {})
+    update = UpdateTrace((), state, held, held, {}, {}, state, {}, (optimizer,), True)
+    assert ValueClip(0.5).size(update) == "the gradient's largest element is 3"
+
+
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("foreach", [True, False])
 def test_the_replay_has_the_bits_of_torchs_clip(dtype: torch.dtype, foreach: bool) -> None:
@@ -174,6 +183,35 @@ def test_divided_and_clipped_by_hand_is_equivalent_and_says_what_it_hides(precis
     verdict = check(loop, precision)
     assert verdict.status == "equivalent", verdict.explain()
     assert any("by hand hides" in note for note in verdict.notes)
+
+
+def divided_and_clamped(bound: float) -> Callable[[Rank], None]:
+    """Four times the gradient, divided and clipped by hand."""
+
+    def update(rank: Rank) -> None:
+        for gradient in gradients(rank):
+            gradient.div_(4.0).clamp_(-bound, bound)
+        rank.optimizer.step()
+
+    return updating(update, weight=4.0)
+
+
+# In bf16 and fp16 the gradient's own tolerance is larger than this bound.
+TIGHT = 0.005
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
+@pytest.mark.parametrize("bound", [TIGHT, INACTIVE])
+def test_a_bound_by_hand_after_a_division_is_equivalent(precision: str, bound: float) -> None:
+    verdict = check(divided_and_clamped(bound), precision, clip_value=bound)
+    assert verdict.status == "equivalent", verdict.explain()
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
+@pytest.mark.parametrize("factor", [0.5, 0.9, 1.1])
+def test_another_bound_by_hand_after_a_division_is_a_fault(precision: str, factor: float) -> None:
+    verdict = check(divided_and_clamped(factor * TIGHT), precision, clip_value=TIGHT)
+    assert verdict.status == "fault", verdict.explain()
 
 
 def test_a_bound_on_scaled_gradients_is_the_same_clip() -> None:
