@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import _random
 import ctypes
+import pickle
 import random
 import sys
 from collections.abc import Callable
@@ -51,8 +52,8 @@ class RandomState:
         torch.set_rng_state(self.torch)
         if self.cuda is not None:
             torch.cuda.set_rng_state(self.cuda)
-        np.random.set_state(self.numpy)
-        random.setstate(self.python)
+        _numpy.restore(self.numpy)
+        _python.restore(self.python)
 
 
 class _Kept:
@@ -66,9 +67,11 @@ class _Kept:
         self,
         memory: Callable[[], object],
         read: Callable[[], Any],
+        write: Callable[[Any], None],
         in_store: Callable[[Any], bool],
     ) -> None:
         self._memory, self._read, self._in_store = memory, read, in_store
+        self._write = write
         self._seen: object = None
         self._state: Any = None
 
@@ -78,12 +81,28 @@ class _Kept:
             self._seen, self._state = memory, self._read()
         return self._state
 
+    def restore(self, state: Any) -> None:
+        """Back to ``state``, which may have another number in store than the one seen last."""
+        self._write(state)
+        self._seen = None
+
 
 def _numpy_memory() -> bytes | None:
-    generator: Any = np.random.mtrand.get_bit_generator()
-    if not isinstance(generator, np.random.MT19937):
+    generator = _numpys_own()
+    if generator is None:
         return None
     return ctypes.string_at(generator.ctypes.state_address, _MT19937_BYTES)
+
+
+def _numpys_own() -> Any:
+    """The generator of the global functions; None if one of another kind is in its place."""
+    generator: Any = np.random.mtrand.get_bit_generator()
+    return generator if isinstance(generator, np.random.MT19937) else None
+
+
+def _numpy_state() -> Any:
+    """A tuple, or from a generator of another kind a dict."""
+    return np.random.get_state() if _numpys_own() else np.random.get_state(legacy=False)
 
 
 def _python_memory() -> bytes | None:
@@ -96,12 +115,14 @@ def _python_memory() -> bytes | None:
 _HEAD_BYTES = object.__basicsize__
 _PYTHON_BYTES = _random.Random.__basicsize__ - _HEAD_BYTES
 
-_numpy = _Kept(_numpy_memory, np.random.get_state, lambda state: bool(state[3]))
-_python = _Kept(_python_memory, random.getstate, lambda state: state[2] is not None)
+_numpy = _Kept(_numpy_memory, _numpy_state, np.random.set_state, lambda state: bool(state[3]))
+_python = _Kept(
+    _python_memory, random.getstate, random.setstate, lambda state: state[2] is not None
+)
 
 
 def _same_numpy(a: Any, b: Any) -> bool:
-    return a is b or (a[2:] == b[2:] and bool((a[1] == b[1]).all()))
+    return a is b or pickle.dumps(a) == pickle.dumps(b)
 
 
 def _equal(a: Tensor | None, b: Tensor | None) -> bool:

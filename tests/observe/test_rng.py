@@ -91,3 +91,41 @@ def test_a_state_that_is_not_moved_is_read_once() -> None:
     again = RandomState.now()
     assert again.python is before.python
     assert again.numpy is before.numpy
+
+
+def a_pair_of_numpys() -> float:
+    return float(np.random.randn())
+
+
+def a_pair_of_pythons() -> float:
+    return random.gauss(0.0, 1.0)
+
+
+@pytest.mark.parametrize("draw", [a_pair_of_numpys, a_pair_of_pythons])
+def test_a_half_that_restoring_put_in_store_is_seen(draw: Callable[[], float]) -> None:
+    np.random.seed(5)
+    random.seed(5)
+    draw()
+    with_half = RandomState.now()
+    second = draw()
+    RandomState.now()  # the same memory, and nothing in store
+    with_half.restore()
+    before = RandomState.now()
+    assert draw() == second
+    assert before.moved()
+    before.restore()
+    assert draw() == second
+
+
+def test_a_generator_of_another_kind_is_seen_and_repeated() -> None:
+    old = np.random.mtrand.get_bit_generator()
+    try:
+        np.random.mtrand.set_bit_generator(np.random.PCG64(3))
+        before = RandomState.now()
+        assert not before.moved()
+        first = np.random.rand()
+        assert before.moved()
+        before.restore()
+        assert np.random.rand() == first
+    finally:
+        np.random.mtrand.set_bit_generator(old)
