@@ -138,11 +138,13 @@ class _Worker:
         try:
             result = self._call(order, blob)
         except BaseException as error:
+            # Nothing is put back: the pool ends this process, and a GPU with a collective under way
+            # that no other rank answers would let it wait for ever.
             return Frame("raised", describe(error)), None
         finally:
-            self._state.restore()
             sys.stdout.flush()
             sys.stderr.flush()
+        self._state.restore()
         intact = order.size == 0 or self._worlds.has(order.size, order.seating)
         left = self._footprint.left() if self._footprint else ""
         return Frame("returned", Returned(intact, left), result.payload, result.fds), result

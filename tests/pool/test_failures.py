@@ -16,6 +16,25 @@ from equivtest.pool import Pool, PoolError, RankFailed, Seat, Timeout, processes
 from equivtest.pool import pool as pool_module
 
 
+def raise_where_nothing_can_be_put_back(seat: Seat) -> None:
+    """As a GPU with a collective under way that no other rank answers: every call waits for it."""
+    torch.set_autocast_cache_enabled = lambda *_: threading.Event().wait()
+    raise KeyError("of the job")
+
+
+def test_a_job_that_raises_is_heard_before_its_process_is_put_back() -> None:
+    pool = Pool(timeout_s=30.0)
+    try:
+        with pytest.raises(RankFailed, match="of the job") as ranks:
+            pool.run(raise_where_nothing_can_be_put_back, D=2)
+        with pytest.raises(RankFailed, match="of the job") as alone:
+            pool.solo(raise_where_nothing_can_be_put_back)
+        assert {e.value.exception_type for e in (ranks, alone)} == {"KeyError"}
+        assert healthy(pool)
+    finally:
+        pool.close()
+
+
 def test_more_ranks_than_come_up_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(processes, "_FORK_LIMIT_S", 0.3)
     pool = Pool()
