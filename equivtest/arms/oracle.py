@@ -17,7 +17,7 @@ from equivtest.arms.bench import Bench, Factor, Pass
 from equivtest.arms.build import seed_everything
 from equivtest.batches import Batches, Counts, agree, denominator
 from equivtest.calling import ExperimentError, calling
-from equivtest.compare.distance import (
+from equivtest.distance import (
     accumulate,
     dense,
     difference,

@@ -18,7 +18,7 @@ from equivtest.arms.oracle import Cut, Whole
 from equivtest.arms.replay import Replay, Start, replay
 from equivtest.batches import Batches, Counts, added
 from equivtest.calling import ExperimentError
-from equivtest.compare.distance import dense
+from equivtest.distance import dense
 from equivtest.experiment import Experiment
 from equivtest.observe.trace import State, Tensors, Trace
 from equivtest.plan import GroupLayout

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from equivtest.arms.bench import Bench, Factor, Pass
 from equivtest.batches import Batches, Counts, denominator
-from equivtest.compare.distance import accumulate, norms
+from equivtest.distance import accumulate, norms
 from equivtest.observe.trace import MicrobatchTrace, Tensors
 from equivtest.plan import GroupLayout
 from equivtest.precision import unit_roundoff

@@ -1,1 +1,1 @@
-"""Distances, noise floor, tolerance, continuity, optimizer replay: traces in, a verdict out."""
+"""Noise floor, tolerance, continuity, optimizer replay: traces in, a verdict out."""

@@ -9,8 +9,8 @@ from torch import Tensor, nn
 
 from equivtest.compare.cause import Cause
 from equivtest.compare.continuity import same_values
-from equivtest.compare.distance import distance, norm, ratio
 from equivtest.compare.verdict import Finding
+from equivtest.distance import distance, norm, ratio
 from equivtest.experiment import Experiment
 from equivtest.observe.trace import UpdateTrace
 

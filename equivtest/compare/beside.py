@@ -12,9 +12,9 @@ from torch import Tensor
 from equivtest.arms.replay import Replay
 from equivtest.compare.cause import Cause
 from equivtest.compare.continuity import same_values
-from equivtest.compare.distance import distance, norm, ratio
 from equivtest.compare.tolerance import oracle_tolerance, sum_tolerance
 from equivtest.compare.verdict import Finding
+from equivtest.distance import distance, norm, ratio
 from equivtest.observe.trace import OptimizerTrace, UpdateTrace
 from equivtest.precision import Precision
 

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from equivtest.compare.cause import Cause
-from equivtest.compare.distance import dense, distance, norm, ratio
 from equivtest.compare.verdict import Finding
+from equivtest.distance import dense, distance, norm, ratio
 from equivtest.observe.trace import ParamGroups, Tensors, Trace, UpdateTrace
 
 

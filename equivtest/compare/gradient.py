@@ -12,7 +12,6 @@ import torch
 from equivtest.arms.oracle import PERMUTATIONS, Cut, Whole
 from equivtest.arms.replay import Replay
 from equivtest.compare import noise
-from equivtest.compare.distance import MaybeTensors, dense, distance, farthest, norm, norms, ratio
 from equivtest.compare.tolerance import (
     floors,
     oracle_tolerance,
@@ -21,6 +20,7 @@ from equivtest.compare.tolerance import (
 )
 from equivtest.compare.verdict import TensorRow
 from equivtest.compare.weights import Weights
+from equivtest.distance import MaybeTensors, dense, distance, farthest, norm, norms, ratio
 from equivtest.plan import Plan
 from equivtest.precision import Precision
 

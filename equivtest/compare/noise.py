@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from equivtest.arms.oracle import JITTERS, NULL, PERMUTATIONS, Whole
-from equivtest.compare.distance import MaybeTensors, difference, ratio
 from equivtest.compare.tolerance import FLOAT64_CAP
+from equivtest.distance import MaybeTensors, difference, ratio
 
 
 def null(oracle: Whole, suspects: Sequence[int]) -> list[bool]:

@@ -15,7 +15,7 @@ from torch.nn.utils import clip_grad_norm_, get_total_norm
 
 from equivtest.arms.replay import Replay
 from equivtest.compare.continuity import all_same
-from equivtest.compare.distance import apart, total
+from equivtest.distance import apart, total
 from equivtest.observe.trace import Gradients, UpdateTrace
 from equivtest.precision import unit_roundoff
 

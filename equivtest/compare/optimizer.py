@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from equivtest.arms.build import quiet_schedulers
-from equivtest.compare.distance import distance, norm, ratio
+from equivtest.distance import distance, norm, ratio
 from equivtest.experiment import Experiment
 from equivtest.loops import several
 from equivtest.observe.snapshot import hyperparameters

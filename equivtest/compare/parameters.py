@@ -19,10 +19,10 @@ from equivtest.compare.beside import untouched
 from equivtest.compare.cause import Cause
 from equivtest.compare.clip import clip_of, judge_clip
 from equivtest.compare.continuity import same_values
-from equivtest.compare.distance import distance, norm, ratio
 from equivtest.compare.optimizer import ExpectedOptimizers
 from equivtest.compare.planned import scheduler_calls
 from equivtest.compare.verdict import Finding, TensorRow
+from equivtest.distance import distance, norm, ratio
 from equivtest.experiment import Experiment
 from equivtest.observe.trace import (
     Gradients,

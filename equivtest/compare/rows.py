@@ -9,9 +9,9 @@ from torch import Tensor
 
 from equivtest.arms.replay import Replay
 from equivtest.compare.continuity import same_values
-from equivtest.compare.distance import MaybeTensors, norm
 from equivtest.compare.gradient import AgainstOracle, AgainstReplay
 from equivtest.compare.verdict import TensorRow, UpdateRow
+from equivtest.distance import MaybeTensors, norm
 from equivtest.observe.trace import UpdateTrace
 from equivtest.plan import GroupLayout
 

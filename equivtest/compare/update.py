@@ -15,7 +15,6 @@ from equivtest.arms.replay import Replay, Start
 from equivtest.compare import beside
 from equivtest.compare.cause import Cause
 from equivtest.compare.clip import Clip
-from equivtest.compare.distance import MaybeTensors, finite, norm
 from equivtest.compare.gradient import (
     AgainstOracle,
     AgainstReplay,
@@ -30,6 +29,7 @@ from equivtest.compare.rows import tensor_row, update_row
 from equivtest.compare.telling import gradient_finding, over, split_finding
 from equivtest.compare.verdict import Finding, TensorRow, UpdateRow
 from equivtest.compare.weights import Weights, fit
+from equivtest.distance import MaybeTensors, finite, norm
 from equivtest.observe.trace import Trace, UpdateTrace
 from equivtest.plan import GroupLayout
 from equivtest.precision import unit_roundoff

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from equivtest.arms.replay import Replay
 from equivtest.compare.continuity import all_same
-from equivtest.compare.distance import apart, dense
+from equivtest.distance import apart, dense
 from equivtest.observe.trace import Gradients, UpdateTrace
 from equivtest.precision import unit_roundoff
 

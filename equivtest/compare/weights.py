@@ -14,8 +14,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from equivtest.compare.distance import MaybeTensors, dense, norm, ratio, wide
 from equivtest.compare.tolerance import WEIGHT_ROUNDOFFS, WEIGHT_SIGMAS
+from equivtest.distance import MaybeTensors, dense, norm, ratio, wide
 
 IDENTIFIABLE = 1e-12
 """Eigenvalue, over the largest, from which a direction is told: a direction of 1e-6 of the longest

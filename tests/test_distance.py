@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from equivtest.compare.distance import (
+from equivtest.distance import (
     accumulate,
     difference,
     distance,
