@@ -14,7 +14,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from equivtest import Experiment, Loss, plans
 
-WIDTH, HEADS, BLOCKS, LONGEST = 16, 2, 2, 32
+WIDTH, HEADS, BLOCKS, LONGEST = 16, 2, 1, 32
 IGNORED = -100
 
 # Real text that Python itself ships: the first 64 different lines of its help on the language.

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterable, Iterator, Mapping
+from itertools import chain
 from typing import Any
 
 import torch
@@ -46,13 +48,31 @@ class ModelState:
     def __init__(self, module: nn.Module) -> None:
         self._module = module
         self._snapshots = Snapshots()
-        self._known = dict(module.named_parameters())
+        self._known: dict[str, Tensor] = {}
+        self._name()
 
-    def _named(self) -> Iterator[tuple[str, Tensor]]:
-        """The parameters, asked anew since a loop may replace one.
+    def _named(self) -> list[tuple[str, Tensor]]:
+        """The parameters, named anew where a loop has replaced one, or a module."""
+        held = self._holds()
+        if len(held) != len(self._held) or not all(map(operator.is_, held, self._held)):
+            self._name()
+        return self._last_named
 
-        Inside a ``functional_call`` the module holds the call's tensors in their place.
-        """
+    def _name(self) -> None:
+        self._tree = list(self._module.modules())
+        self._held = self._holds()
+        self._last_named = list(self._named_anew())
+
+    def _holds(self) -> list[object]:
+        """Every parameter and module that one of the modules holds, with its name there."""
+        held: list[object] = []
+        for module in self._tree:
+            held += chain.from_iterable(module._parameters.items())
+            held += chain.from_iterable(module._modules.items())
+        return held
+
+    def _named_anew(self) -> Iterator[tuple[str, Tensor]]:
+        """Inside a ``functional_call`` the module holds the call's tensors in their place."""
         for name, parameter in self._module.named_parameters():
             if isinstance(parameter, nn.Parameter):
                 self._known[name] = parameter

@@ -68,3 +68,25 @@ def test_hyperparameters_keep_their_values_of_then() -> None:
 def test_a_parameter_that_no_module_holds_is_a_question_mark() -> None:
     optimizer = torch.optim.SGD([nn.Parameter(torch.ones(1))], lr=0.5)
     assert hyperparameters(optimizer, {})[0][0] == ("?",)
+
+
+def test_parameters_of_replaced_and_added_modules_are_named() -> None:
+    module = nn.Sequential(nn.Linear(1, 1), nn.Linear(1, 1))
+    state = ModelState(module)
+    before = state.parameters()
+    module[0].weight = nn.Parameter(torch.full((1, 1), 7.0))
+    assert state.parameters()["0.weight"].item() == 7.0
+    module[1] = nn.Linear(1, 1, bias=False)
+    assert list(state.parameters()) == ["0.weight", "0.bias", "1.weight"]
+    module[1].register_parameter("gain", nn.Parameter(torch.ones(())))
+    module.add_module("head", nn.Linear(1, 1, bias=False))
+    assert list(state.parameters()) == [*list(before)[:3], "1.gain", "head.weight"]
+
+
+def test_a_functional_call_does_not_stand_in_for_the_parameters() -> None:
+    module = nn.Linear(1, 1)
+    state, seen = ModelState(module), []
+    module.register_forward_hook(lambda *_: seen.append(state.parameters()))
+    torch.func.functional_call(module, {"weight": torch.zeros(1, 1)}, torch.ones(1, 1))
+    assert torch.equal(seen[0]["weight"], module.weight)
+    assert torch.equal(state.parameters()["weight"], module.weight)
