@@ -1,17 +1,73 @@
-"""How a case that could not finish is told: the experiment's mistake, lack of memory, or a rank."""
+"""How a case ends that could not be judged: whose doing it was, and the verdict that says so."""
 
 from __future__ import annotations
 
-from equivtest.calling import ExperimentError
-from equivtest.compare.verdict import Failure
+from itertools import starmap
+
+from equivtest.arms import Case
+from equivtest.arms.support import refused
+from equivtest.calling import BACKEND_REFUSES, ExperimentError
+from equivtest.compare.card import planned_card
+from equivtest.compare.verdict import Failure, Status, Verdict
+from equivtest.experiment import Experiment
 from equivtest.outofmemory import LARGE_BATCH, did_not_fit, large_batch_did_not_fit, ran_out
 from equivtest.plan import Plan
-from equivtest.pool import PoolError, RankFailed
+from equivtest.pool import Pool, PoolError, RankFailed, Shared, where_unsendable
 
 _EXPERIMENT_ERROR = f"{ExperimentError.__module__}.{ExperimentError.__qualname__}"
 
+REFUSALS = ("NotImplementedError",)
+"""Exceptions in equivtest's own recipe that are torch's limits, not mistakes of an experiment."""
 
-def failure_of(error: PoolError, plan: Plan, device: str, *, arm: str = "") -> Failure:
+
+def failed(
+    pool: Pool,
+    experiment: Experiment,
+    shared: Shared,
+    case: Case,
+    failure: RankFailed,
+    timeout_s: float | None,
+) -> Verdict:
+    """``not-run`` if torch refuses the case without any loop as well, ``error`` otherwise."""
+    if failure.exception_type is not None and not _out_of_memory(failure):
+        try:
+            reason = pool.solo(refused, shared, case, timeout_s=timeout_s)
+        except RankFailed as alone:
+            if _of_the_experiment(alone):  # any loop stumbles over it
+                return unfinished(experiment, case, alone)
+            reason = None
+        words = (failure.exception_message or "").partition("\n")[0]
+        limit = failure.exception_type in REFUSALS or words.startswith(BACKEND_REFUSES)
+        if reason is None and case.loop is None and limit:  # the recipe is not at fault
+            reason = f"torch refuses it: {words}"
+        if reason is not None:
+            return not_run(experiment, case, reason)
+    return unfinished(experiment, case, failure)
+
+
+def not_run(experiment: Experiment, case: Case, reason: str) -> Verdict:
+    """The case cannot be run here, for this reason: status ``not-run``."""
+    return Verdict(Status.NOT_RUN, planned_card(experiment, case), failure=Failure(text=reason))
+
+
+def unfinished(experiment: Experiment, case: Case, failure: PoolError, arm: str = "") -> Verdict:
+    """The case ended before it could be judged: status ``error``.
+
+    Args:
+        arm: where it happened, if not in the candidate.
+    """
+    told = _failure_of(failure, case.plan, case.device, arm=arm)
+    return Verdict(Status.ERROR, planned_card(experiment, case), failure=told)
+
+
+def not_sendable(experiment: Experiment, case: Case) -> str:
+    """Which argument cannot be sent to a process, and what to do instead."""
+    given = {**vars(experiment), "loop": case.loop, "wrap": case.wrap}
+    where = next(filter(None, starmap(where_unsendable, given.items())), "the experiment cannot be")
+    return f"{where}; make it inside the function, where each rank calls it"
+
+
+def _failure_of(error: PoolError, plan: Plan, device: str, *, arm: str = "") -> Failure:
     """The failure in words, the answer first.
 
     Args:
@@ -20,26 +76,26 @@ def failure_of(error: PoolError, plan: Plan, device: str, *, arm: str = "") -> F
     where = f"in the {arm}: " if arm else ""
     if not isinstance(error, RankFailed):
         return Failure(f"{where}{error}")
-    if of_the_experiment(error):  # the same in every arm: no arm is to blame
+    if _of_the_experiment(error):  # the same in every arm: no arm is to blame
         return Failure(error.exception_message or "", error.rank, error.what.partition("\n")[0])
     first, _, rest = str(error).partition("\n")
     told = f"{where}{first.rstrip(': ')}{_advice(error, plan, device)}"
     return Failure(f"{told}\n{rest}", error.rank, error.what)
 
 
-def of_the_experiment(error: RankFailed) -> bool:
+def _of_the_experiment(error: RankFailed) -> bool:
     """Whether it is a mistake of the experiment, which any loop stumbles over."""
     return error.exception_type == _EXPERIMENT_ERROR
 
 
-def out_of_memory(error: RankFailed) -> bool:
+def _out_of_memory(error: RankFailed) -> bool:
     """Whether a rank says that memory ran out."""
     return ran_out(error.exception_type or "", error.exception_message or "")
 
 
 def _advice(error: RankFailed, plan: Plan, device: str) -> str:
     killed = error.what == "was killed by SIGKILL"
-    if not (killed or out_of_memory(error)):
+    if not (killed or _out_of_memory(error)):
         return ""
     whole = any(event.startswith(LARGE_BATCH) for event in error.last_events)
     text = large_batch_did_not_fit(plan) if whole else did_not_fit(plan, device)
