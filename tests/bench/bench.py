@@ -35,7 +35,7 @@ EXPERIMENTS = {"smallest": experiments.smallest, "4-layer LM": experiments.langu
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--only", choices=("pairs", "spawns", "start", "cases"))
     chosen = parser.parse_args()
     parts = {
@@ -84,9 +84,8 @@ def _measured(
                 _bare(pool, shared, fresh, plan)
                 continue
             measure("cold", plan, lambda: _pair(pool, folder, fresh, plan))  # noqa: B023
-            for _ in range(2):
-                measure("bare", plan, lambda: _bare(pool, shared, fresh, plan))  # noqa: B023
-                measure("warm", plan, lambda: _pair(pool, folder, fresh, plan))  # noqa: B023
+            measure("bare", plan, lambda: _bare(pool, shared, fresh, plan))  # noqa: B023
+            measure("warm", plan, lambda: _pair(pool, folder, fresh, plan))  # noqa: B023
     return best
 
 
@@ -116,7 +115,7 @@ def _bare(pool: Pool, shared: Shared, experiment: Experiment, plan: Plan) -> Non
 
 def _print_pair(name: str, updates: int, best: dict[str, dict[Plan, float]]) -> None:
     at_two = [plan for plan in PLANS if plan.D == 2]
-    shared = sum(max(best["cold"][p] - best["warm"][p], 0.0) for p in PLANS) / len(PLANS)
+    shared = sum(best["cold"][p] - best["warm"][p] for p in PLANS) / len(PLANS)
     by_plan = [(best["warm"][p] + shared) / best["bare"][p] for p in at_two]
     base, warm = (sum(best[what][p] for p in at_two) / len(at_two) for what in ("bare", "warm"))
     figures = "".join(f"{1e3 * seconds:8.1f}" for seconds in (base, warm, shared))
