@@ -19,7 +19,7 @@ from equivtest.arms.replay import Replay
 from equivtest.compare.continuity import all_same
 from equivtest.distance import apart, dense
 from equivtest.observe.trace import Gradients, UpdateTrace
-from equivtest.precision import unit_roundoff
+from equivtest.precision import half_subnormal, unit_roundoff
 
 BY_HAND_UNITS = 2.0
 """Roundoffs of a clip by hand: it may clamp scaled gradients, and take out the scale after that."""
@@ -120,8 +120,8 @@ class ValueClip:
         """An element is at the bound, as a clip by hand may round it, or beyond."""
         if received is None:
             return False
-        rounding = BY_HAND_UNITS * unit_roundoff(received.dtype)
-        return _largest(received) >= self.bound * (1 - rounding)
+        once = self.bound * unit_roundoff(received.dtype) + half_subnormal(received.dtype)
+        return _largest(received) >= self.bound - BY_HAND_UNITS * once
 
     def _wanted(self, update: UpdateTrace) -> dict[str, Tensor | None]:
         return self.clipped(_held(update, update.gradient))

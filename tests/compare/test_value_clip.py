@@ -111,12 +111,30 @@ def test_a_clip_by_value_clamps_each_element_and_leaves_what_it_was_given() -> N
     assert given["a"].tolist() == [-3.0, 0.25, 0.5, 7.0]  # type: ignore[union-attr]
 
 
+def an_update(held: dict[str, Tensor | None]) -> UpdateTrace:
+    """One that received ``held``."""
+    state = State({}, {})
+    optimizer = OptimizerTrace(torch.optim.SGD, {}, ((tuple(held), {}),), {}, {})
+    return UpdateTrace((), state, held, held, {}, {}, state, {}, (optimizer,), True)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("bound", [0.1, 1e-5, 1e-8])  # in float16 normal, subnormal, nothing
+def test_a_bound_as_a_dtype_holds_it_is_the_bound(dtype: torch.dtype, bound: float) -> None:
+    received = torch.tensor([1.0, 0.0]).to(dtype).clamp(-bound, bound)
+    told = ValueClip(bound).received(an_update({"a": received}), {"a": torch.ones(2)})
+    assert told.bounds == {"a": bound}
+
+
+def test_a_tensor_whose_largest_element_is_below_the_bound_was_not_clamped_to_it() -> None:
+    held = {"a": torch.tensor([0.5, 0.1]), "b": torch.tensor([0.49, 0.1]), "c": None}
+    told = ValueClip(0.5).received(an_update(held), dict.fromkeys("abc", torch.ones(2)))
+    assert told.bounds == {"a": 0.5, "b": torch.inf, "c": torch.inf}
+
+
 def test_the_largest_element_of_a_sparse_gradient_is_told() -> None:
     held = {"a": torch.tensor([0.0, -3.0]).to_sparse(), "none": None}
-    state = State({}, {})
-    optimizer = OptimizerTrace(torch.optim.SGD, {}, ((("a", "none"), {}),), {}, {})
-    update = UpdateTrace((), state, held, held, {}, {}, state, {}, (optimizer,), True)
-    assert ValueClip(0.5).size(update) == "the gradient's largest element is 3"
+    assert ValueClip(0.5).size(an_update(held)) == "the gradient's largest element is 3"
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
