@@ -11,15 +11,15 @@ from equivtest.calling import ExperimentError
 from equivtest.experiment import Experiment
 from equivtest.pool import Seat
 
+NOT_DETERMINISTIC = "does not have a deterministic implementation"
+"""How torch words that an operation has no kernel that gives the same bits twice, in any dtype."""
+
 LIMITS = re.compile(
     r"not implemented|not supported|unsupported|does not support|could not (run|create)|"
-    r"expected more than 1|does not have a deterministic implementation",
+    rf"expected more than 1|{NOT_DETERMINISTIC}",
     re.IGNORECASE,
 )
 """How torch words what it cannot run: a dtype without kernel, a batch too small for a layer."""
-
-NOT_DETERMINISTIC = "does not have a deterministic implementation"
-"""How torch words that an operation has no kernel that gives the same bits twice, in any dtype."""
 
 TORCH_RAISES = (RuntimeError, NotImplementedError, ValueError, IndexError)
 

@@ -135,7 +135,7 @@ def float64_updated(
     return _rebuilt_updated(before, gradient, twin, device, _widened)[0]
 
 
-def apart(after: Tensor, wanted: Tensor, before: Tensor) -> float:
+def parameter_distance(after: Tensor, wanted: Tensor, before: Tensor) -> float:
     """``|p - p*|`` over ``|p| + |delta|`` in norms; rounding allows ``KAPPA`` u of the dtype."""
     return ratio(distance(after, wanted), norm(after) + distance(wanted, before))
 

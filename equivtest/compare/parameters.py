@@ -152,13 +152,15 @@ class ParameterJudge:
         for name in sorted(seen.names):
             after, before = update.after[name], update.before[name]
             measured: dict[str, Any] = {
-                "parameter_distance": replayed.apart(after, own[name], before),
+                "parameter_distance": replayed.parameter_distance(after, own[name], before),
                 "parameter_tolerance": replayed.KAPPA * unit_roundoff(after.dtype),
             }
             if measured["parameter_distance"] > measured["parameter_tolerance"]:
                 far.append(name)
             if ideal is not None:
-                measured["oracle_parameter_distance"] = replayed.apart(after, ideal[name], before)
+                measured["oracle_parameter_distance"] = replayed.parameter_distance(
+                    after, ideal[name], before
+                )
             self._measured[u, name] = measured
         if far:
             self.notes.append(
@@ -236,7 +238,10 @@ class ParameterJudge:
         for name in sorted(seen.names):
             after, before = update.after[name], update.before[name]
             u = unit_roundoff(after.dtype)
-            if name in odd and replayed.apart(after, exact[name], before) > replayed.KAPPA * u:
+            if (
+                name in odd
+                and replayed.parameter_distance(after, exact[name], before) > replayed.KAPPA * u
+            ):
                 far.append(name)
             apart += distance(after, wanted[name]) ** 2
             moved += distance(wanted[name], before) ** 2

@@ -448,7 +448,7 @@ def test_the_update_in_float64_starts_from_the_stored_values() -> None:
 def test_the_distance_of_parameters_is_over_their_norm_and_their_update() -> None:
     # |p - p*| = 1 over |p| + |delta| = 5 + 5.
     after, wanted, before = torch.tensor([5.0]), torch.tensor([4.0]), torch.tensor([-1.0])
-    assert replayed.apart(after, wanted, before) == pytest.approx(0.1)
+    assert replayed.parameter_distance(after, wanted, before) == pytest.approx(0.1)
 
 
 class TwoHeads(nn.Module):
