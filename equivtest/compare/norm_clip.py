@@ -15,7 +15,7 @@ from torch.nn.utils import clip_grad_norm_, get_total_norm
 
 from equivtest.arms.replay import Replay
 from equivtest.compare.continuity import all_same
-from equivtest.distance import apart, total
+from equivtest.distance import apart, dense, total
 from equivtest.observe.trace import Gradients, UpdateTrace
 from equivtest.precision import unit_roundoff
 
@@ -75,8 +75,12 @@ class NormClip:
     device: str = "cpu"
 
     def clipped(self, gradient: Gradients) -> dict[str, Tensor | None]:
-        """``clip_grad_norm_`` on a copy of the gradient; on the host."""
-        given = {n: g.to(self.device, copy=True) for n, g in gradient.items() if g is not None}
+        """``clip_grad_norm_`` on a copy of the gradient, with the zeros that it refuses to leave out;
+        on the host.
+        """
+        given = {
+            n: dense(g).to(self.device, copy=True) for n, g in gradient.items() if g is not None
+        }
         holders = {n: nn.Parameter(g.clone()) for n, g in given.items()}
         for name, holder in holders.items():
             holder.grad = given[name]
@@ -95,7 +99,7 @@ class NormClip:
             return 0.0
         given = update.gradient.items()
         gradients = [g for _, g in given if g is not None]
-        on_device = [g.to(self.device) for g in gradients]
+        on_device = [dense(g).to(self.device) for g in gradients]
         sizes = {total(gradients), float(get_total_norm(on_device))}
         factors = {self._factor(size + more) for size in sizes for more in (0.0, EPSILON)}
         by_hand = ({n: None if g is None else g * f for n, g in given} for f in factors)

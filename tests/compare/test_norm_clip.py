@@ -55,6 +55,15 @@ def test_any_norm_and_any_denominator_will_do(
     assert clip.distance(seen) <= clip.tolerance(seen)
 
 
+@pytest.mark.parametrize(("factor", "right"), [(1.0, True), (1.001, False)])
+def test_sparse_gradients_that_torch_refuses_to_clip(factor: float, right: bool) -> None:
+    # Rows 2 and 0, the first of them in two parts: (3 + 1, 3) has norm 5.
+    rows, parts = torch.tensor([[2, 0, 2]]), torch.tensor([[3.0], [3.0], [1.0]])
+    given = {"a": torch.sparse_coo_tensor(rows, parts, (4, 1))}
+    clip, seen = NormClip(0.5), update(given, {"a": given["a"] * (factor * 0.1)})
+    assert (clip.distance(seen) <= clip.tolerance(seen)) is right
+
+
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
 def test_tensors_in_another_order_have_the_same_norm(dtype: torch.dtype) -> None:
     given = gradients(600, 20, dtype)
