@@ -75,9 +75,7 @@ class NormClip:
     device: str = "cpu"
 
     def clipped(self, gradient: Gradients) -> dict[str, Tensor | None]:
-        """``clip_grad_norm_`` on a copy of the gradient, with the zeros that it refuses to leave out;
-        on the host.
-        """
+        """``clip_grad_norm_`` on a copy of the gradient, sparse ones made dense; on the host."""
         given = {
             n: dense(g).to(self.device, copy=True) for n, g in gradient.items() if g is not None
         }

@@ -59,7 +59,7 @@ def test_any_norm_and_any_denominator_will_do(
 def test_sparse_gradients_that_torch_refuses_to_clip(factor: float, right: bool) -> None:
     # Rows 2 and 0, the first of them in two parts: (3 + 1, 3) has norm 5.
     rows, parts = torch.tensor([[2, 0, 2]]), torch.tensor([[3.0], [3.0], [1.0]])
-    given = {"a": torch.sparse_coo_tensor(rows, parts, (4, 1))}
+    given = {"a": torch.sparse_coo_tensor(rows, parts, (4, 1), check_invariants=True)}
     clip, seen = NormClip(0.5), update(given, {"a": given["a"] * (factor * 0.1)})
     assert (clip.distance(seen) <= clip.tolerance(seen)) is right
 
