@@ -71,6 +71,11 @@ def finite(tensors: MaybeTensors) -> list[bool]:
     return [math.isfinite(n) for n in norms(tensors)]
 
 
+def bytes_of(tensors: MaybeTensors) -> int:
+    """Bytes of the elements, a sparse tensor's zeros included."""
+    return sum(t.numel() * t.element_size() for t in tensors if t is not None)
+
+
 def farthest(several: Sequence[MaybeTensors], b: MaybeTensors) -> list[float]:
     """By position, the largest ``distance`` of any to ``b``; one object is looked at once."""
     return [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 from typing import Any
 
 import pytest
@@ -146,6 +147,36 @@ def test_a_forward_that_does_not_repeat_is_unexplained(model: Any, precision: st
     verdict = check(experiment(model=model), PLAN, precision=precision)
     assert verdict.status == "unexplained", verdict.explain()
     assert "not repeatable" in verdict.findings[0].text
+
+
+class DropsALayer(nn.Module):
+    """Leaves its second layer out in one forward of twenty-five, by Python's random numbers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.kept, self.dropped = net(), net()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.kept(x) + self.dropped(x) * (random.random() >= 0.04)
+
+
+def dropped(seed: int, replica: int) -> list[bool]:
+    """For the four forwards of a replica in two updates, as ranks are seeded."""
+    draws = random.Random((seed * 1_000_003 + 1 + replica) % 2**32)
+    return [draws.random() < 0.04 for _ in range(4)]
+
+
+def only_in_the_second_update(seed: int) -> bool:
+    both = [dropped(seed, replica) for replica in (0, 1)]
+    return any(any(d[2:]) for d in both) and not any(any(d[:2]) for d in both)
+
+
+def test_a_rare_draw_is_looked_for_in_every_update() -> None:
+    seed = next(filter(only_in_the_second_update, range(99)))
+    for updates, status in ((1, "equivalent"), (2, "unexplained")):
+        drawn = experiment(model=DropsALayer, seed=seed, updates=updates)
+        verdict = check(drawn, PLAN, precision="fp64")
+        assert verdict.status == status, verdict.explain()
 
 
 def test_a_wrong_loop_over_noise_is_not_acquitted() -> None:

@@ -19,6 +19,7 @@ from equivtest.batches import Batches, Counts, agree, denominator
 from equivtest.calling import ExperimentError, calling
 from equivtest.distance import (
     accumulate,
+    bytes_of,
     dense,
     difference,
     distance,
@@ -54,6 +55,10 @@ class Cut:
     scale: list[float]
     loss: float
 
+    @property
+    def held_bytes(self) -> int:
+        return bytes_of(self.gradients)
+
 
 @dataclass
 class Whole:
@@ -78,6 +83,14 @@ class Whole:
     note: Callable[[str], None] = lambda _: None
     _runs: dict[tuple[object, ...], Sum] = field(default_factory=dict)
     _cuts: dict[tuple[tuple[int, ...], ...], Cut] = field(default_factory=dict)
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes of the state, and of a float64 gradient for each run that is kept."""
+        parameters = list(self.state.parameters.values())
+        state = bytes_of([*parameters, *self.state.buffers.values()])
+        runs = 1 + len(self._runs) + len(self._cuts)
+        return state + runs * 8 * sum(p.numel() for p in parameters)
 
     @cached_property
     def _large(self) -> Pass:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -20,11 +21,13 @@ from equivtest.batches import Batches, Counts, added
 from equivtest.calling import ExperimentError
 from equivtest.distance import dense
 from equivtest.experiment import Experiment
-from equivtest.observe.trace import State, Tensors, Trace
+from equivtest.observe.trace import MicrobatchTrace, State, Tensors, Trace
 from equivtest.plan import GroupLayout
 
 KEPT_EXPERIMENTS = 4
 KEPT_ORACLES = 16
+KEPT_BYTES = 1 << 30
+"""How many oracles and large batches are kept of an experiment, and what they may hold together."""
 
 
 class Reference:
@@ -119,21 +122,32 @@ class Reference:
             keep,
         )
 
-    def split(self, group: GroupLayout, start: Start) -> Cut:
+    def split(
+        self, group: GroupLayout, start: Start, seen: Sequence[Sequence[MicrobatchTrace]]
+    ) -> Cut:
         """The plan's microbatches in float64: plans that cut the same ones share it.
 
         Such plans differ in the order of a sum. Where a forward may leave something for the next
-        one, each plan is replayed in its own order.
+        one, each plan is replayed in its own order; where it drew random numbers, with those that
+        the candidate's microbatches ``seen`` drew: a rare draw may change one update only.
         """
         oracle = self.oracle(group, start)
-        if not (any(start.buffers) or oracle.drew):
+        if oracle.drew or any(m.rng is not None for replica in seen for m in replica):
+            return self._replayed64(group, start, seen)
+        if not any(start.buffers):
             return oracle.cut(tuple(sorted({ids for replica in group.ids for ids in replica})))
         key = ("split", group.ids, self._fingerprints(start))
         return self._recent(key, lambda: self._replayed64(group, start))
 
-    def _replayed64(self, group: GroupLayout, start: Start) -> Cut:
+    def _replayed64(
+        self,
+        group: GroupLayout,
+        start: Start,
+        seen: Sequence[Sequence[MicrobatchTrace]] | None = None,
+    ) -> Cut:
         self._note("the replay in float64")
-        whole = replay(self.bench64, self._batches64, group, self.total(group), start)
+        counts = self.total(group)
+        whole = replay(self.bench64, self._batches64, group, counts, start, _drawn(seen))
         return Cut(whole.expected, whole.scale, whole.loss)
 
     def oracle(self, group: GroupLayout, start: Start) -> Whole:
@@ -235,9 +249,11 @@ class Reference:
         recent: dict[Any, Any] = self._kept.setdefault("recent", {})
         if key not in recent:
             recent[key] = make()
-            while len(recent) > KEPT_ORACLES:
-                recent.pop(next(iter(recent)))
         recent[key] = recent.pop(key)
+        while len(recent) > 1 and (
+            len(recent) > KEPT_ORACLES or sum(r.held_bytes for r in recent.values()) > KEPT_BYTES
+        ):
+            recent.pop(next(iter(recent)))
         return recent[key]
 
     def _fingerprints(self, start: Start) -> tuple[bytes, ...]:
@@ -254,6 +270,15 @@ class Reference:
             digest.update(name.encode())
             digest.update(value.reshape(-1).view(torch.uint8).numpy().data)
         return digest.digest()
+
+
+def _drawn(
+    seen: Sequence[Sequence[MicrobatchTrace]] | None,
+) -> list[list[MicrobatchTrace]] | None:
+    """What the microbatches drew and were sent, without the factors that the loop gave them."""
+    if seen is None:
+        return None
+    return [[replace(m, factors=()) for m in replica] for replica in seen]
 
 
 def _kept_for(cache: dict[Any, Any], digest: str) -> dict[Any, Any]:

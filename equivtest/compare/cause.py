@@ -53,7 +53,8 @@ class Cause(StrEnum):
     CLIP = (
         "differs.clip",
         "The clipped gradient is not what the experiment's bound makes of the gradient before it. "
-        "Check the bound, the parameters of the norm, and that the clip follows unscale.",
+        "Check the bound, which parameters are clipped (of a norm: together), and that the clip "
+        "follows unscale.",
     )
     CLIP_MISSING = (
         "clip.missing",

@@ -227,13 +227,16 @@ def _disagreements(first: Trace, other: Trace) -> Iterator[Finding]:
             ("parameter after the update", a.after, b.after),
             ("average of weights", a.averages, b.averages),
         ):
-            odd = [n for n in mine if not same_values(mine[n], theirs.get(n))]
+            names = sorted(mine.keys() | theirs.keys())
+            odd = [n for n in names if not same_values(mine.get(n), theirs.get(n))]
             if odd:
-                found = ratio(distance(theirs.get(odd[0]), mine[odd[0]]), norm(mine[odd[0]]))
+                found = ratio(
+                    distance(theirs.get(odd[0]), mine.get(odd[0])), norm(mine.get(odd[0]))
+                )
                 yield Finding(
                     Cause.RANKS,
                     f"{what} {odd[0]!r} of rank {other.rank} is {found:.3g} of its norm away from "
-                    f"rank 0's in update {u} ({len(odd)} of {len(mine)} tensors differ)",
+                    f"rank 0's in update {u} ({len(odd)} of {len(names)} tensors differ)",
                     update=u,
                     rank=other.rank,
                     tensor=odd[0],

@@ -30,7 +30,7 @@ from equivtest.compare.telling import gradient_finding, over, split_finding
 from equivtest.compare.verdict import Finding, TensorRow, UpdateRow
 from equivtest.compare.weights import Weights, fit
 from equivtest.distance import MaybeTensors, finite, norm
-from equivtest.observe.trace import Trace, UpdateTrace
+from equivtest.observe.trace import MicrobatchTrace, Trace, UpdateTrace
 from equivtest.plan import GroupLayout
 from equivtest.precision import unit_roundoff
 
@@ -155,6 +155,16 @@ class _UpdateJudge:
         """The update by rank."""
         return [trace.updates[self.u] for trace in self.traces]
 
+    @property
+    def _microbatches(self) -> list[tuple[MicrobatchTrace, ...]]:
+        """The update's by rank."""
+        return [update.microbatches for update in self.seen]
+
+    @property
+    def _drew(self) -> bool:
+        """A forward drew random numbers: what they changed here may be this update's alone."""
+        return any(m.rng is not None for replica in self._microbatches for m in replica)
+
     @cached_property
     def names(self) -> list[str]:
         return self.reference.bench.names
@@ -231,7 +241,7 @@ class _UpdateJudge:
         acquitted = all(one.within for one in a)
         vanishing = any(norm(e) == 0 for e in self.replay.expected)
         c = weights = None
-        if not acquitted or vanishing or always_oracle:
+        if not acquitted or vanishing or always_oracle or self._drew:
             c = self._against_oracle(full_floor=not acquitted)
         if not acquitted:
             weights = self._weights(a)
@@ -254,7 +264,7 @@ class _UpdateJudge:
         return against_oracle(
             self.gradients,
             self.replay,
-            self.reference.split(self.group, self.start),
+            self.reference.split(self.group, self.start, self._microbatches),
             self.oracle,
             self.large,
             self.case.precision,

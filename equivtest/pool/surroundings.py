@@ -23,15 +23,19 @@ _GPU = {
     "TORCH_NCCL_DUMP_ON_TIMEOUT": "0",
 }
 
+_NOT_TAKEN = frozenset({"NCCL_COMM_ID", "NCCL_NET"})
+"""They would choose another way to meet than this machine's own interface."""
+
 
 def surroundings(environ: Mapping[str, str], threads: int) -> dict[str, str]:
     """``environ`` with what the processes of a pool need.
 
     Ports are open to this machine only, and a workspace that somebody chose for cuBLAS is kept.
     """
+    kept = {name: value for name, value in environ.items() if name not in _NOT_TAKEN}
     return {
         "CUBLAS_WORKSPACE_CONFIG": CUBLAS_WORKSPACE,
-        **environ,
+        **kept,
         "GLOO_SOCKET_IFNAME": "lo0" if sys.platform == "darwin" else "lo",
         "OMP_NUM_THREADS": str(threads),
         "MKL_NUM_THREADS": str(threads),

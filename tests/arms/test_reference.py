@@ -56,7 +56,7 @@ def test_arms_are_shared_where_parameters_and_buffers_are_equal() -> None:
     again = Start({n: p.clone() for n, p in start.parameters.items()}, start.buffers)
     assert reference.oracle(group, again) is reference.oracle(group, start)
     assert reference.large(group, again, 1.0) is reference.large(group, start, 1.0)
-    assert reference.split(group, again) is reference.split(group, start)
+    assert reference.split(group, again, ()) is reference.split(group, start, ())
 
 
 def test_no_arm_is_shared_where_buffers_differ() -> None:
@@ -66,5 +66,5 @@ def test_no_arm_is_shared_where_buffers_differ() -> None:
     weight = reference.bench64.names.index("linear.weight")
     assert torch.allclose(second.gradients[weight], 2 * first.gradients[weight])  # type: ignore
     assert reference.large(group, later(start, 2.0, 2.0), 1.0).loss == 2 * first.loss
-    one, other = (reference.split(group, later(start, 2.0, f)) for f in (2.0, 4.0))
+    one, other = (reference.split(group, later(start, 2.0, f), ()) for f in (2.0, 4.0))
     assert one.loss != other.loss  # only the second replica's differ

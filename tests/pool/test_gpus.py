@@ -40,9 +40,11 @@ def test_ranks_are_born_with_what_cuda_and_nccl_need(pool: Pool) -> None:
 
 
 def test_a_workspace_that_somebody_chose_is_kept_and_an_open_interface_is_not() -> None:
-    found = surroundings({"CUBLAS_WORKSPACE_CONFIG": ":16:8", "NCCL_SOCKET_IFNAME": "eth0"}, 1)
+    given = {"NCCL_SOCKET_IFNAME": "eth0", "NCCL_NET": "IB", "NCCL_COMM_ID": "10.0.0.1:5000"}
+    found = surroundings({"CUBLAS_WORKSPACE_CONFIG": ":16:8", **given}, 1)
     assert found["CUBLAS_WORKSPACE_CONFIG"] == ":16:8"
     assert found["NCCL_SOCKET_IFNAME"] == "=lo"
+    assert not {"NCCL_NET", "NCCL_COMM_ID"} & found.keys()
 
 
 def test_the_process_that_forks_ranks_has_not_touched_cuda(pool: Pool) -> None:
