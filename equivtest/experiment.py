@@ -259,16 +259,17 @@ def wants_device(scaler: Callable[..., Any] | None) -> bool:
 
 
 def _not_ready(model: Any, optimizer: Any) -> None:
-    """A ready module and an optimizer's class are callable too, and not what is called for."""
+    """A ready object is of one process, a class may be callable: neither is what is wanted."""
     if hasattr(model, "named_parameters") and not isinstance(model, type):
         raise TypeError(
             f"model is a ready {type(model).__name__}: pass what builds it, its class or "
             "lambda: Net(...), so that every process and arm builds its own"
         )
-    if isinstance(optimizer, type):
-        name = optimizer.__name__
+    if isinstance(optimizer, type) or hasattr(optimizer, "param_groups"):
+        what = "the class" if isinstance(optimizer, type) else "a ready"
+        name = optimizer.__name__ if isinstance(optimizer, type) else type(optimizer).__name__
         raise TypeError(
-            f"optimizer is the class {name}: pass a function of the model, such as "
+            f"optimizer is {what} {name}: pass a function of the model, such as "
             f"lambda model: torch.optim.{name}(model.parameters(), lr=1e-3)"
         )
 

@@ -112,15 +112,18 @@ class Equivalence:
     ) -> Verdict:
         """Check the case; see ``equivtest.check`` for the arguments and what they may not be."""
         __tracebackhide__ = True
+        bad: ValueError | TypeError | None = None
         try:
             verdict = self._cases.run(
                 experiment, plan, precision=precision, loop=loop, wrap=wrap, expect=expect
             )
         except (ValueError, TypeError) as error:  # arguments that cannot be: nothing has run
+            bad = error
+        if bad is not None:  # outside of the handler, so that pytest tells it once
             if isinstance(experiment, Experiment) and isinstance(plan, Plan):
-                refused = self._cases.refused(experiment, plan, str(precision), error)
+                refused = self._cases.refused(experiment, plan, str(precision), bad)
                 self._keep(experiment, loop, wrap, refused)
-            pytest.fail(f"{type(error).__name__}: {error}", pytrace=False)
+            pytest.fail(f"{type(bad).__name__}: {bad}", pytrace=False)
         case = self._keep(experiment, loop, wrap, verdict)
         if not verdict.passed and verdict.status is Status.NOT_RUN:
             pytest.skip(reason(verdict))

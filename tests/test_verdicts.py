@@ -347,3 +347,67 @@ def test_a_forward_past_the_hooks_is_said_and_not_called_a_fault() -> None:
     verdict = check(experiment(), alone, loop=loop)
     assert verdict.status == "equivalent", verdict.explain()
     assert any("observed" in note for note in verdict.notes)
+
+
+# -- a clip by value, written by hand
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp16", "fp32"])
+@pytest.mark.parametrize("factor", [1.0, -1.0, 0.0], ids=["right", "negated", "zeroed"])
+def test_a_small_bound_hides_no_sign(precision: str, factor: float) -> None:
+    bound = 5e-4  # of a gradient of some tenths: nearly every element is at it
+
+    def loop(rank: Rank) -> None:
+        for parameter in rank.module.parameters():
+            parameter.register_hook(lambda gradient: gradient * factor)
+        for group in rank.groups:
+            for batch in group:
+                with rank.autocast():
+                    loss = rank.loss(rank.model, batch)
+                (rank.D * loss.total / group.count).backward()
+            with torch.no_grad():
+                for parameter in rank.module.parameters():
+                    parameter.grad.clamp_(-bound, bound)  # type: ignore[union-attr]
+            rank.optimizer.step()
+            rank.optimizer.zero_grad()
+
+    clipped = experiment(
+        clip_value=bound,
+        updates=1,
+        optimizer=lambda m: torch.optim.SGD(m.parameters(), lr=0.1),
+    )
+    verdict = check(clipped, Plan(4, 1, 2), precision=precision, loop=loop)
+    assert verdict.status == ("equivalent" if factor == 1.0 else "fault"), verdict.explain()
+
+
+# -- what is kept between cases
+
+
+def counted(module: nn.Module) -> torch.optim.Optimizer:
+    """A factory that leaves something on the model, and reads it."""
+    module.built = getattr(module, "built", 0) + 1  # type: ignore[assignment]
+    module.eval()
+    return torch.optim.SGD(module.parameters(), lr=0.1 * module.built)  # type: ignore[operator]
+
+
+def test_what_a_factory_leaves_on_the_model_does_not_reach_the_next_case() -> None:
+    made = experiment(optimizer=counted, updates=1)
+    for _ in range(3):
+        verdict = check(made, PLAN, precision="fp64")
+        assert verdict.status == "equivalent", verdict.explain()
+
+
+def patching(model: nn.Module, batch: Batch) -> Loss:
+    F.tanhshrink = lambda x: 2 * x  # type: ignore[assignment]
+    return entropy(model, batch)
+
+
+def shrinking(model: nn.Module, batch: Batch) -> Loss:
+    logits = F.tanhshrink(model(batch["x"]))
+    return Loss(F.cross_entropy(logits, batch["y"], reduction="sum"), len(logits))
+
+
+def test_what_a_loss_patches_does_not_reach_the_next_case() -> None:
+    check(experiment(loss=patching, updates=1), PLAN, precision="fp64")
+    verdict = check(experiment(loss=shrinking, updates=1), PLAN, precision="fp64")
+    assert verdict.status == "equivalent", verdict.explain()

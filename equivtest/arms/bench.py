@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from equivtest.arms.build import build
 from equivtest.batches import by_term
@@ -73,6 +73,7 @@ class Bench:
         self.names = [name for name, _ in self._trained]
         self._parameters = dict(self.module.named_parameters())
         self._modules = list(self.module.named_modules())
+        self._attributes = _attributes(self.module)
 
     @torch.no_grad()
     def load(self, parameters: Tensors, buffers: Tensors | None = None) -> None:
@@ -99,10 +100,11 @@ class Bench:
                 buffer.copy_(buffers[name])
 
     def intact(self) -> bool:
-        """It has the modules and parameters that it was built with."""
+        """It has the modules, parameters and attributes that it was built with."""
         held = self.module.named_parameters(), self._parameters.items()
         mine, then = ([(name, id(p)) for name, p in named] for named in held)
-        return mine == then and self._modules == list(self.module.named_modules())
+        same = mine == then and self._modules == list(self.module.named_modules())
+        return same and self._attributes == _attributes(self.module)
 
     def buffers(self) -> dict[str, Tensor]:
         """Copies on the host."""
@@ -144,3 +146,22 @@ class Bench:
             Loss.observer = None
         names = {id(loss): name for name, loss in result.items()}
         return made, tuple(names.get(id(loss)) for loss in made)
+
+
+def _attributes(module: nn.Module) -> list[tuple[str, object]]:
+    """What its modules hold beside parameters, buffers and modules."""
+    return [
+        (key, _held(value))
+        for part in module.modules()
+        for key, value in vars(part).items()
+        if not (key.startswith("_") and isinstance(value, dict))
+    ]
+
+
+def _held(value: Any) -> object:
+    """A plain value, the objects in a collection, or which object it is."""
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    if isinstance(value, dict):
+        return [*value, *map(id, value.values())]
+    return [id(x) for x in value] if isinstance(value, (list, tuple, set)) else id(value)

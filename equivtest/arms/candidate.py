@@ -48,6 +48,7 @@ def candidate(seat: Seat, experiment: Experiment, case: Case) -> Trace:
         seed_everything(experiment.seed, 1 + seat.rank)
         # A schedule in microbatches moves before the first update, of which torch warns.
         quiet = quiet_schedulers if experiment.scheduler_unit == "microbatch" else nullcontext
+        seat.note("running the loop")
         with blaming("loss", Observer.watched_loss), observer.watching(), quiet():
             (case.loop or accumulate)(rank)
         observer.loop_ended(several(optimizer))

@@ -45,8 +45,8 @@ class ExpectedAverage:
                 off = ratio(distance(found, wanted), norm(wanted))
                 yield Finding(
                     Cause.STATE,
-                    f"the average of weights {name!r} is {off:.3g} of its norm away from one call "
-                    f"per applied update after update {u}",
+                    f"the average of weights {name!r} is {off:.3g} of its norm away from what "
+                    f"one update_parameters() for each applied update gives after update {u}",
                     update=u,
                     tensor=name,
                     distance=off,

@@ -228,4 +228,4 @@ def _same_value(a: Any, b: Any) -> bool:
                 torch.as_tensor(a, dtype=held.dtype), torch.as_tensor(b, dtype=held.dtype)
             )
         )
-    return bool(a == b)
+    return bool(a == b) or (a != a and b != b)  # NaN, on both sides

@@ -78,7 +78,8 @@ class ParameterJudge:
             found.append(
                 Finding(
                     Cause.COUNTERS,
-                    f"{type(missing[0]).__name__} of the experiment was not asked for update {u}",
+                    f"{type(missing[0]).__name__} of the experiment was not called for update {u}: "
+                    "its step() is missing in the loop",
                     update=u,
                 )
             )

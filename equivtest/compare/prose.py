@@ -41,6 +41,9 @@ def first_line(verdict: Verdict) -> str:
     card = verdict.card
     expected = "" if verdict.passed else _expected(verdict)
     causes = f" ({'; '.join(map(str, verdict.causes))})" if verdict.causes else ""
+    if verdict.status is Status.EQUIVALENT and not verdict.passed:
+        wanted = ", ".join(verdict.expect)
+        return f"expected {wanted}, found equivalent: {card.plan} in {card.precision}."
     return (
         f"{verdict.status.value}{causes}: {card.plan} in {card.precision}: "
         f"{headline(verdict)}{expected}"

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from equivtest.compare.cause import Cause
 from equivtest.compare.gradient import AgainstOracle, AgainstReplay
+from equivtest.compare.tolerance import WEIGHT_SIGMAS
 from equivtest.compare.verdict import Finding
 from equivtest.compare.weights import Weights
 
@@ -141,8 +142,14 @@ def over(distance: float, tolerance: float) -> float:
 def _weights_clause(weights: Weights | None) -> str:
     if weights is None or not weights.differ() or not weights.tell():
         return ""
-    r, k = max(weights.differ(), key=lambda key: abs(weights.found[key] - 1))
+    differ = weights.differ()
+    r, k = max(differ, key=lambda key: abs(weights.found[key] - 1))
+    unsure = WEIGHT_SIGMAS * weights.sigma[r, k]
+    weight = weights.found[r, k] if abs(weights.found[r, k]) > unsure else 0.0
+    alike = all(abs(w - weights.found[r, k]) <= unsure for w in weights.found.values())
+    if alike and len(weights.found) > 1:
+        return f"; every microbatch counts {weight:.6g} times what the plan gives it"
     return (
-        f"; microbatch {k} of replica {r} counts {weights.found[r, k]:.6g} times what the plan "
-        f"gives it ({len(weights.differ())} of {len(weights.found)} weights differ)"
+        f"; microbatch {k} of replica {r} counts {weight:.6g} times what the plan "
+        f"gives it ({len(differ)} of {len(weights.found)} weights differ)"
     )

@@ -27,6 +27,7 @@ from equivtest.compare.gradient import (
 from equivtest.compare.norm_clip import NormClip
 from equivtest.compare.rows import tensor_row, update_row
 from equivtest.compare.telling import gradient_finding, over, split_finding
+from equivtest.compare.value_clip import Clamped
 from equivtest.compare.verdict import Finding, TensorRow, UpdateRow
 from equivtest.compare.weights import Weights, fit
 from equivtest.distance import MaybeTensors, finite, norm
@@ -140,6 +141,11 @@ class _UpdateJudge:
         instead = self._against_replay(skipped, clipped, told.as_clipped(self.replay))
         if not all(one.within for one in instead):
             return a
+        if isinstance(told, Clamped):
+            sizes = zip(self.names, instead, self.replay.scale, strict=True)
+            allowed = {name: one.tolerance * scale for name, one, scale in sizes}
+            if not all(told.holds(update.clipped, allowed) for update in self.seen):
+                return a
         self.seen = [told.before_clip(update) for update in self.seen]
         self.notes += [f"update {self.u}: {told.note}"] if told.note else []
         return instead
@@ -205,9 +211,12 @@ class _UpdateJudge:
         unheld = frozenset(self.names) - held
         if not unheld or isinstance(self.clip, NormClip):
             return frozenset()
-        self.notes.append(
-            f"no optimizer holds {sorted(unheld)[0]!r} ({len(unheld)}): not updated and not judged"
-        )
+        known = {n for groups in self.traces[0].groups_after for names, _ in groups for n in names}
+        nobodys = sorted(unheld - known)  # others are of an optimizer that was not called
+        if nobodys:
+            self.notes.append(
+                f"no optimizer holds {nobodys[0]!r} ({len(nobodys)}): not updated and not judged"
+            )
         return unheld
 
     def _frozen(self) -> None:

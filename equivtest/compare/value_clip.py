@@ -48,6 +48,25 @@ class Clamped:
         """The replay as the clip would have left it: where received gradients are compared."""
         return replace(replay, expected=[_clamp(g, self.bounds[n]) for n, g in self.plan.items()])
 
+    def holds(self, received: Gradients, allowed: Mapping[str, float]) -> bool:
+        """What the plan has beyond the bound by more than ``allowed`` is at it, with its sign.
+
+        A small bound leaves nothing of a distance that is measured against the whole gradient.
+        """
+        return all(
+            found is None or self._at_the_bound(name, dense(found), allowed[name])
+            for name, found in received.items()
+            if name in self.plan and math.isfinite(self.bounds[name])
+        )
+
+    def _at_the_bound(self, name: str, found: Tensor, allowed: float) -> bool:
+        planned, bound = self.plan[name], self.bounds[name]
+        if planned is None or planned.shape != found.shape:
+            return False
+        beyond = planned.abs() > bound + allowed
+        off = (found.to(planned.dtype) - planned.clamp(-bound, bound))[beyond].abs()
+        return bool((off <= BY_HAND_UNITS * unit_roundoff(found.dtype) * bound).all())
+
     def before_clip(self, update: UpdateTrace) -> UpdateTrace:
         """The update with the gradient that the clip must have had, for what is reported of it.
 

@@ -102,7 +102,7 @@ class _Worker:
         self._worlds = Worlds(birth.rank or 0)
         self._cache: dict[Any, Any] = {}
         self._state = ProcessState()
-        self._footprint = Footprint() if birth.rank is not None else None
+        self._footprint = Footprint()
 
     def obey(self, frame: Frame) -> None:
         if frame.kind == "world":
@@ -123,7 +123,7 @@ class _Worker:
             self._worlds.create(order.size, order.path, order.seating)
         except BaseException as error:
             return Frame("raised", describe(error))
-        if order.seating.gpus and self._footprint:
+        if order.seating.gpus:
             self._footprint.accept()  # CUDA has just come up, and is no job's doing
         return Frame("returned", Returned(True))
 
@@ -146,7 +146,7 @@ class _Worker:
             sys.stderr.flush()
         self._state.restore()
         intact = order.size == 0 or self._worlds.has(order.size, order.seating)
-        left = self._footprint.left() if self._footprint else ""
+        left = self._footprint.left()
         return Frame("returned", Returned(intact, left), result.payload, result.fds), result
 
     def _call(self, order: JobOrder, blob: Blob) -> Blob:
@@ -162,8 +162,7 @@ class _Worker:
         seat = Seat(self._rank or 0, size, group, self._cache, self._notes.write)
         modules_before = len(sys.modules)
         job, args = decode(blob, self._shelf.take)
-        if self._footprint:
-            self._footprint.accept_imports(modules_before)
+        self._footprint.accept_imports(modules_before)
         value = job(seat, *args)
         try:
             return encode(value)

@@ -1,4 +1,5 @@
-"""Failures that are one finding: the same status and cause of one experiment and loop."""
+"""Failures that are one finding: the same status and cause (of errors, the same message) of one
+experiment and loop."""
 
 from __future__ import annotations
 
@@ -47,13 +48,15 @@ class Failing:
 
 def failing_groups(records: Sequence[Record]) -> list[Failing]:
     """All failures, the worst first."""
-    groups: dict[tuple[Status, str, str, str], list[Record]] = {}
+    groups: dict[tuple[Status, str, str, str, str], list[Record]] = {}
     for record in worst_first(records):
         if fails(record):
             verdict = record.verdict
-            key = (verdict.status, record.experiment, record.loop, verdict.cause)
+            # An error has no cause: what it says tells it from another.
+            said = headline(verdict) if verdict.status is Status.ERROR else ""
+            key = (verdict.status, record.experiment, record.loop, verdict.cause, said)
             groups.setdefault(key, []).append(record)
-    return [Failing(*key, cases=tuple(cases)) for key, cases in groups.items()]
+    return [Failing(*key[:4], cases=tuple(cases)) for key, cases in groups.items()]
 
 
 def evidence(record: Record) -> str:

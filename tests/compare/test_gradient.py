@@ -113,12 +113,14 @@ def oracle(**changes: Any) -> AgainstOracle:
 WITHIN, BEYOND = AgainstReplay(0.5, 1.0, 0), AgainstReplay(2.0, 1.0, 0)
 SHARED = a_replay([None], [1.0], shared=True)
 OPAQUE = a_replay([None], [1.0], shared=False)
-EXPLAINS = Weights({(0, 0): 2.0}, {(0, 0): 1e-6}, [2.0], [0.5], U)
-ORDINARY = Weights({(0, 0): 1.0}, {(0, 0): 1e-6}, [2.0], [0.5], U)
+EXPLAINS = Weights({(0, 0): 2.0}, {(0, 0): 1e-6}, [2.0], [0.5], U, determined=True)
+ORDINARY = Weights({(0, 0): 1.0}, {(0, 0): 1e-6}, [2.0], [0.5], U, determined=True)
 # What these leave is beyond A's tolerance of 1: most of the distance, and a tenth of it.
-LEAVES = Weights({(0, 0): 2.0}, {(0, 0): 1e-6}, [2.0], [1.5], U)
-MOSTLY = Weights({(0, 0): 2.0}, {(0, 0): 1e-6}, [20.0], [2.0], U)
-SLIGHTLY = Weights({(0, 0): 1.01}, {(0, 0): 1e-6}, [20.0], [2.0], U)  # 1 % is rounding in bfloat16
+LEAVES = Weights({(0, 0): 2.0}, {(0, 0): 1e-6}, [2.0], [1.5], U, determined=True)
+MOSTLY = Weights({(0, 0): 2.0}, {(0, 0): 1e-6}, [20.0], [2.0], U, determined=True)
+SLIGHTLY = Weights(
+    {(0, 0): 1.01}, {(0, 0): 1e-6}, [20.0], [2.0], U, determined=True
+)  # 1 % is rounding in bfloat16
 
 
 @pytest.mark.parametrize(

@@ -153,3 +153,13 @@ def test_a_tensor_without_scale_tells_nothing() -> None:
     found = fit(parts, [zero, 3 * one], [one, 3 * one], [0.0, 1.0], U64)
     assert found.differ() == []
     assert found.residual[0] == float("inf")
+
+
+def test_as_many_weights_as_elements_explain_anything_and_say_nothing() -> None:
+    parts = {(0, k): [torch.eye(4, dtype=torch.float64)[k]] for k in range(4)}
+    expected = torch.ones(4, dtype=torch.float64)
+    odd = torch.tensor([3.0, -2.0, 0.5, 7.0], dtype=torch.float64)
+    weights = fit(parts, [expected], [odd], [4.0], 2.0**-53)
+    assert weights.residual[0] < 1e-12  # it does explain it
+    assert weights.differ() == []
+    assert not weights.explain(0.1)
