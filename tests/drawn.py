@@ -200,11 +200,23 @@ def refusal(drawn: Drawn) -> str | None:
     """What torch's reason for refusing the case must contain; None where it must run."""
     if drawn.precision == "fp16" and drawn.optimizer not in NO_EPS:
         return "in float16: the update divides by zero"
-    if drawn.precision == "fp16-mixed" and drawn.architecture == "lstm":
+    autocast = {"fp16-mixed": torch.float16, "bf16-mixed": torch.bfloat16}.get(drawn.precision)
+    if drawn.architecture == "lstm" and autocast is not None and _lstm_refused(autocast):
         return "LSTM forward propagation primitive"
     if drawn.architecture == "conv" and drawn.normalised and _some_empty(drawn):
         return "select(): index 0 out of range"  # InstanceNorm on a batch of no examples
     return None
+
+
+@lru_cache
+def _lstm_refused(dtype: torch.dtype) -> bool:
+    """Asked of torch alone: it depends on the processor whether there is such a kernel."""
+    try:
+        with torch.autocast("cpu", dtype):
+            nn.LSTM(2, 2, batch_first=True)(torch.ones(1, 2, 2))
+    except RuntimeError as error:
+        return "LSTM forward propagation primitive" in str(error)
+    return False
 
 
 def _some_empty(drawn: Drawn) -> bool:

@@ -212,7 +212,7 @@ def test_an_optimizer_that_is_never_asked(
     experiment = getattr(case(f"test_{file}"), file)
     verdict = judged(experiment, a_loop(optimizers=optimizers))
     assert "differs.counters" in verdict.causes, verdict.explain()
-    assert "was not asked for update 0" in verdict.explain()
+    assert "was not called for update 0" in verdict.explain()
 
 
 def test_one_of_two_schedules_does_not_move() -> None:

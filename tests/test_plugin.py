@@ -11,7 +11,13 @@ from equivtest.report import identity
 
 
 def experiment(**more: Any) -> Experiment:
-    return Experiment(model=Model, data=[], loss=len, optimizer=len, **more)  # type: ignore[arg-type]
+    return Experiment(
+        model=Model,  # type: ignore[arg-type]
+        data=[],
+        loss=lambda model, batch: model,
+        optimizer=lambda model: model,
+        **more,
+    )
 
 
 class Model:

@@ -83,7 +83,8 @@ def test_ctrl_c_ends_the_job_and_the_ranks(script: Script) -> None:
     process = script(
         JOBS
         + """
-import threading
+import signal, threading
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in the background ignores it
 try:
     pool.run(lambda seat: threading.Event().wait(), D=2)
 except KeyboardInterrupt:
