@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
-import time
 import xml.etree.ElementTree as ElementTree
-from pathlib import Path
 
 import pandas as pd
 import pytest
@@ -243,30 +241,25 @@ def test_plain(): pass
 def test_a_killed_session_leaves_records_that_make_a_page(
     session: Session, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    os.mkfifo(session.folder / "reached")
     session.write(
         "test_long.py",
         LINEAR
         + """
-import pytest, time
+import pytest, signal
 
 @pytest.mark.parametrize("k", range(3))
 def test_it(equivalence, k):
     equivalence(linear, Plan(2, 2, 2))
     if k == 1:
-        time.sleep(120)
+        open("reached", "w").close()
+        signal.pause()
 """,
     )
     process = session.start("-p", "no:xdist")
-    _wait_for(session.folder, records=2)
+    open(session.folder / "reached").close()  # until the second test has written its record
     process.send_signal(signal.SIGKILL)
     process.communicate()
     assert main(["report", str(session.folder / "reports")]) == 0
     assert "1 collected test left no record (1 never finished)" in capsys.readouterr().out
     assert "did not end by itself" in session.page()
-
-
-def _wait_for(folder: Path, records: int) -> None:
-    until = time.monotonic() + 90
-    while len(list(folder.glob("reports/runs/*/cases/*.json"))) < records:
-        assert time.monotonic() < until, os.listdir(folder)
-        time.sleep(0.1)

@@ -120,7 +120,7 @@ def enter_a_mode() -> None:
 
 
 def leave_a_thread() -> None:
-    threading.Thread(target=time.sleep, args=(60,), daemon=True).start()
+    threading.Thread(target=threading.Event().wait, daemon=True).start()
 
 
 def trace() -> None:
