@@ -118,6 +118,7 @@ def test_a_killed_nursery_ends_the_job_and_a_new_one_serves_the_next() -> None:
         assert pool.run(lambda seat: seat.rank, D=2) == [0, 1]
         (nursery,) = [p for p in nurseries() if p.pid not in before]
         nursery.kill()
+        assert_all_end([nursery])  # killed while nobody looks: else the next job may see it die
         assert pool.run(lambda seat: seat.rank, D=2) == [0, 1]
     finally:
         pool.close()
