@@ -28,6 +28,7 @@ def check(
     loop: Callable[[Rank], None] | None = None,
     wrap: Callable[[Any], Any] | None = None,
     expect: Expectation = "equivalent",
+    isolate: str = "auto",
     device: str = "cpu",
     share_gpus: bool = False,
     timeout_s: float | None = None,
@@ -40,6 +41,8 @@ def check(
         loop: the code under test, ``Rank -> None``; equivtest's recipe if left out.
         wrap: ``module -> wrapped``; ``DistributedDataParallel`` if left out.
         expect: a status, a cause or a set of causes; decides ``Verdict.passed``.
+        isolate: isolate the known sources of divergence where the case diverges (``auto``),
+            ``always`` or ``never``.
         device: ``cpu``, or ``cuda``: NCCL, and a GPU for each replica.
         share_gpus: let replicas share GPUs, on gloo, where there are more of them.
         timeout_s: seconds that the ranks may take; the pool's own limit if left out.
@@ -57,7 +60,15 @@ def check(
         raise ValueError(f"timeout_s={timeout_s!r}: pass a number of seconds above 0, or None")
     if pool is not None:
         an_instance("pool", pool, Pool, "an equivtest.pool.Pool, or None for the session's own")
-    case = case_of(experiment, plan, precision=precision, loop=loop, wrap=wrap, device=device)
+    case = case_of(
+        experiment,
+        plan,
+        precision=precision,
+        loop=loop,
+        wrap=wrap,
+        device=device,
+        isolate=isolate,
+    )
     shared = Shared(experiment)  # anew each time: what a caller changed in between must be seen
     try:
         case = replace(case, digest=shared.digest)

@@ -32,7 +32,14 @@ class Cases:
         self._plans: dict[Experiment, list[Plan]] = {}
 
     def run(
-        self, experiment: Experiment, plan: Plan, *, expect: Any, precision: str, **how: Any
+        self,
+        experiment: Experiment,
+        plan: Plan,
+        *,
+        expect: Any,
+        precision: str,
+        isolate: str | None,
+        **how: Any,
     ) -> Verdict:
         """The verdict on one case.
 
@@ -54,6 +61,7 @@ class Cases:
             plan,
             precision=precision,
             expect=expect,
+            isolate=self._settings.isolate if isolate is None else isolate,
             device=self._settings.device,
             share_gpus=self._settings.share_gpus,
             timeout_s=self._settings.timeout_s,
@@ -109,13 +117,20 @@ class Equivalence:
         loop: Callable[..., Any] | None = None,
         wrap: Callable[..., Any] | None = None,
         expect: Any = "equivalent",
+        isolate: str | None = None,
     ) -> Verdict:
         """Check the case; see ``equivtest.check`` for the arguments and what they may not be."""
         __tracebackhide__ = True
         bad: ValueError | TypeError | None = None
         try:
             verdict = self._cases.run(
-                experiment, plan, precision=precision, loop=loop, wrap=wrap, expect=expect
+                experiment,
+                plan,
+                precision=precision,
+                loop=loop,
+                wrap=wrap,
+                expect=expect,
+                isolate=isolate,
             )
         except (ValueError, TypeError) as error:  # arguments that cannot be: nothing has run
             bad = error

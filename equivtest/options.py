@@ -21,6 +21,10 @@ _OPTIONS = {
     "timeout": ("SECONDS", "time that one case may take before it is an error"),
     "device": ("DEVICE", "where the cases run: cpu or cuda (default: cpu)"),
     "max-ranks": ("N", "processes that one case may have; larger plans are not run, and say so"),
+    "isolate": (
+        "WHEN",
+        "isolate the sources of divergence: auto (where a case diverges), always or never",
+    ),
     "run-id": (
         "NAME",
         "name of this run's folder (default: a new one); an old one is added to",
@@ -40,6 +44,7 @@ class Settings:
         timeout_s: seconds for one case, or None for check's default.
         max_ranks: processes of one case, or None for no bound.
         share_gpus: replicas share GPUs, on gloo, where there are more of them.
+        isolate: ``auto``, ``always`` or ``never``.
     """
 
     reports: Path
@@ -49,6 +54,7 @@ class Settings:
     timeout_s: float | None
     max_ranks: int | None
     share_gpus: bool = False
+    isolate: str = "auto"
 
 
 def add_options(parser: pytest.Parser) -> None:
@@ -79,6 +85,7 @@ def settings(config: pytest.Config) -> Settings:
         device=_read(config, "device", _device) or "cpu",
         timeout_s=_read(config, "timeout", _timeout),
         max_ranks=_read(config, "max-ranks", _max_ranks),
+        isolate=_read(config, "isolate", _isolate) or "auto",
         share_gpus=config.getoption("--equiv-share-gpus") or config.getini("equiv_share_gpus"),
     )
 
@@ -134,6 +141,12 @@ def _timeout(option: str, value: str) -> float:
 def _device(option: str, value: str) -> str:
     if value not in ("cpu", "cuda"):
         raise pytest.UsageError(f"{option}={value!r}: pass cpu or cuda")
+    return value
+
+
+def _isolate(option: str, value: str) -> str:
+    if value not in ("auto", "always", "never"):
+        raise pytest.UsageError(f"{option}={value!r}: pass auto, always or never")
     return value
 
 

@@ -142,7 +142,8 @@ SOURCES = {
 @pytest.mark.parametrize("precision", ["fp64", "fp32", "bf16-mixed"])
 @pytest.mark.parametrize("source", SOURCES)
 def test_a_source_is_neither_a_fault_nor_hidden(source: str, precision: str) -> None:
-    verdict = check(an_experiment(model=SOURCES[source]), Plan(4, 2, 2), precision)
+    made = an_experiment(model=SOURCES[source])
+    verdict = check(made, Plan(4, 2, 2), precision, isolate="never")
     assert verdict.status == "unexplained", verdict.explain()
     assert verdict.causes == ()
     assert verdict.replay_margin is not None
@@ -153,12 +154,14 @@ def test_a_source_is_neither_a_fault_nor_hidden(source: str, precision: str) -> 
 
 
 def test_what_draws_random_numbers_is_said() -> None:
-    verdict = check(an_experiment(model=SOURCES["dropout"]), Plan(4, 2, 1), "fp64")
+    made = an_experiment(model=SOURCES["dropout"])
+    verdict = check(made, Plan(4, 2, 1), "fp64", isolate="never")
     assert "draws random numbers" in verdict.findings[0].text
 
 
 def test_examples_that_see_each_other_are_said() -> None:
-    verdict = check(an_experiment(model=SOURCES["batchnorm"]), Plan(4, 2, 1), "fp64")
+    made = an_experiment(model=SOURCES["batchnorm"])
+    verdict = check(made, Plan(4, 2, 1), "fp64", isolate="never")
     assert "examples see each other" in verdict.findings[0].text
 
 
@@ -169,7 +172,7 @@ def test_a_loss_over_pairs_is_no_equivalent_split() -> None:
         return Loss(F.cross_entropy(z @ z.T, torch.arange(len(z)), reduction="sum"), count=len(z))
 
     made = an_experiment(loss=contrastive, count=lambda batch: len(batch["x"]))
-    verdict = check(made, Plan(2, 2, 2), "fp64")
+    verdict = check(made, Plan(2, 2, 2), "fp64", isolate="never")
     assert verdict.status == "unexplained", verdict.explain()
     assert "examples see each other" in verdict.findings[0].text
     assert check(made, Plan(8, 1, 1), "fp64").status == "equivalent"

@@ -54,7 +54,11 @@ class Pass:
 
 
 class Bench:
-    """A model in ``dtype``, whose state is loaded before each use."""
+    """A model in ``dtype``, whose state is loaded before each use.
+
+    Attributes:
+        loss: the experiment's.
+    """
 
     def __init__(
         self,
@@ -64,7 +68,7 @@ class Bench:
         device: str = "cpu",
         watch_dtypes: bool = False,
     ) -> None:
-        self._experiment = experiment
+        self.loss = experiment.loss
         self._context = context
         self._watch_dtypes = watch_dtypes
         self.dtype = dtype
@@ -141,7 +145,7 @@ class Bench:
         Loss.observer = made.append
         try:
             with self._context():
-                result = by_term(self._experiment.loss(self.module, batch))
+                result = by_term(self.loss(self.module, batch))
         finally:
             Loss.observer = None
         names = {id(loss): name for name, loss in result.items()}

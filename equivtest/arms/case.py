@@ -13,6 +13,8 @@ from equivtest.plan import GroupLayout, Plan, layout
 from equivtest.precision import Precision
 from equivtest.precision import precision as precision_called
 
+ISOLATE = ("auto", "always", "never")
+
 
 @dataclass(frozen=True)
 class Case:
@@ -25,6 +27,7 @@ class Case:
         digest: identifies the experiment's bytes, for what processes keep of it; empty for a case
             that will not run.
         seating: backend and GPUs of its ranks.
+        isolate: isolate sources where the case diverges (``auto``), ``always`` or ``never``.
     """
 
     plan: Plan
@@ -35,6 +38,7 @@ class Case:
     device: str
     digest: str
     seating: Seating = ON_CPU
+    isolate: str = "auto"
 
 
 def case_of(
@@ -46,6 +50,7 @@ def case_of(
     wrap: Callable[[Any], Any] | None,
     device: str,
     digest: str = "",
+    isolate: str = "auto",
 ) -> Case:
     """The case of what a user passes.
 
@@ -57,6 +62,8 @@ def case_of(
     an_instance("plan", plan, Plan, "Plan(m, A, D)")
     if device not in ("cpu", "cuda"):
         raise ValueError(f"device={device!r}: pass 'cpu' or 'cuda'")
+    if isolate not in ISOLATE:
+        raise ValueError(f"isolate={isolate!r}: pass {', '.join(ISOLATE[:-1])} or {ISOLATE[-1]}")
     if loop is not None:
         callable_with("loop", loop, "rank")
     if wrap is not None:
@@ -70,6 +77,7 @@ def case_of(
         device=device,
         digest=digest,
         seating=Seating("gloo" if device == "cpu" else "nccl"),  # and on which GPUs, check finds
+        isolate=isolate,
     )
 
 

@@ -15,6 +15,7 @@ from torch.utils._pytree import tree_leaves
 
 from equivtest.arms.bench import Bench, Factor, Pass
 from equivtest.arms.build import seed_everything
+from equivtest.arms.replay import Around, nothing
 from equivtest.batches import Batches, Counts, agree, denominator
 from equivtest.calling import ExperimentError, calling
 from equivtest.distance import (
@@ -71,6 +72,7 @@ class Whole:
         loss_scale: a factor on the loss that is taken out of the gradients again.
         counted_by: what gave ``counts``, as users call it.
         note: told that a whole group runs, where it survives the death of this process.
+        around: entered around each forward and backward.
     """
 
     bench: Bench
@@ -81,6 +83,7 @@ class Whole:
     loss_scale: float = 1.0
     counted_by: str = "count"
     note: Callable[[str], None] = lambda _: None
+    around: Around = nothing
     _runs: dict[tuple[object, ...], Sum] = field(default_factory=dict)
     _cuts: dict[tuple[tuple[int, ...], ...], Cut] = field(default_factory=dict)
 
@@ -285,7 +288,8 @@ class Whole:
     def _run(self, ids: Sequence[int], factor: float = 1.0) -> Pass:
         self.note(f"{LARGE_BATCH} {len(ids)} examples" if len(ids) == len(self.ids) else "a part")
         self._prepare(self.state.parameters)
-        return self.bench.run(self.batches(ids), self._factor(factor))
+        with self.around(ids):
+            return self.bench.run(self.batches(ids), self._factor(factor))
 
     def _prepare(self, parameters: Tensors) -> None:
         self.bench.load(parameters, self.state.buffers)
@@ -301,7 +305,8 @@ class Whole:
             units = torch.randint(-2, 3, p.shape, generator=generator)
             p.add_(p * units.to(p), alpha=eps / 2)
         self._prepare(moved)
-        return self.bench.run(self.batches(self.ids), self._factor(1.0))
+        with self.around(self.ids):
+            return self.bench.run(self.batches(self.ids), self._factor(1.0))
 
     def _factor(self, extra: float) -> Factor:
         def factor(_: int, term: str | None, __: torch.dtype) -> float | None:

@@ -21,6 +21,7 @@ from equivtest.batches import Batches, Counts, added
 from equivtest.calling import ExperimentError
 from equivtest.distance import dense
 from equivtest.experiment import Experiment
+from equivtest.isolate.scene import Scene
 from equivtest.observe.trace import MicrobatchTrace, State, Tensors, Trace
 from equivtest.plan import GroupLayout
 
@@ -149,6 +150,29 @@ class Reference:
         counts = self.total(group)
         whole = replay(self.bench64, self._batches64, group, counts, start, _drawn(seen))
         return Cut(whole.expected, whole.scale, whole.loss)
+
+    def scene(
+        self, group: GroupLayout, start: Start, seen: Sequence[Sequence[MicrobatchTrace]]
+    ) -> Scene:
+        """Oracle and split of a group, for sources to be isolated in them."""
+        counts = self.counts(group)
+        return Scene(
+            bench=self.bench64,
+            batches=self._batches64,
+            group=group,
+            start=start,
+            counts=self.total(group),
+            chunk_counts=tuple(
+                count
+                for ids, row in zip(group.ids, counts, strict=True)
+                for own, count in zip(ids, row, strict=True)
+                if own
+            ),
+            oracle=self.oracle(group, start),
+            cut=self.split(group, start, seen),
+            seen=_drawn(seen),
+            seed=self._experiment.seed,
+        )
 
     def oracle(self, group: GroupLayout, start: Start) -> Whole:
         """The whole group in float64, from the candidate's parameters and inputs as stored."""

@@ -8,18 +8,28 @@ factor should have been is put right afterwards, in float64.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from equivtest.arms.bench import Bench, Factor, Pass
-from equivtest.batches import Batches, Counts, denominator
+from equivtest.batches import Counts, denominator
 from equivtest.distance import accumulate, norms
 from equivtest.observe.trace import MicrobatchTrace, Tensors
 from equivtest.plan import GroupLayout
 from equivtest.precision import unit_roundoff
+
+Around = Callable[[Sequence[int]], AbstractContextManager[Any]]
+"""What to enter around the forward and backward of these examples."""
+
+
+def nothing(_: Sequence[int]) -> AbstractContextManager[Any]:
+    """Nothing around a forward and backward."""
+    return nullcontext()
 
 
 @dataclass(frozen=True)
@@ -68,13 +78,14 @@ class Replay:
 
 def replay(
     bench: Bench,
-    batches: Batches,
+    batches: Callable[[Sequence[int]], Any],
     group: GroupLayout,
     counts: Counts,
     start: Start,
     seen: Sequence[Sequence[MicrobatchTrace]] | None = None,
     loss_scale: float = 1.0,
     keep: bool = False,
+    around: Around = nothing,
 ) -> Replay:
     """Run the group's microbatches.
 
@@ -83,23 +94,25 @@ def replay(
             are taken; without them the factors are the expected ones.
         loss_scale: what a scaler multiplied the loss by.
         keep: keep each microbatch's contribution.
+        around: entered around each microbatch.
     """
-    return _Replaying(bench, batches, group, counts, start, seen, loss_scale, keep).run()
+    return _Replaying(bench, batches, group, counts, start, seen, loss_scale, keep, around).run()
 
 
 class _Replaying:
     def __init__(
         self,
         bench: Bench,
-        batches: Batches,
+        batches: Callable[[Sequence[int]], Any],
         group: GroupLayout,
         counts: Counts,
         start: Start,
         seen: Sequence[Sequence[MicrobatchTrace]] | None,
         loss_scale: float,
         keep: bool,
+        around: Around,
     ) -> None:
-        self.bench, self.batches, self.group = bench, batches, group
+        self.bench, self.batches, self.group, self.around = bench, batches, group, around
         self.counts, self.loss_scale, self.keep = counts, loss_scale, keep
         self.D = len(group.ids)
         self.seen = seen if seen is not None and _matches(seen, group) else None
@@ -145,7 +158,9 @@ class _Replaying:
             self.bench.load_buffers(buffers)
         if seen is not None and seen.rng is not None:
             seen.rng.restore()
-        return self.bench.run(self.batches(self.group.ids[r][k]), factors)
+        ids = self.group.ids[r][k]
+        with self.around(ids):
+            return self.bench.run(self.batches(ids), factors)
 
     def _add(self, r: int, k: int, run: Pass, share: list[Tensor | None]) -> None:
         out = self.out

@@ -92,3 +92,49 @@ class Cause(StrEnum):
         "The loop skipped an update whose gradient is finite, or applied one that must be skipped, "
         "or moved state with an update that was skipped. Let the scaler decide, on every rank.",
     )
+    BATCHNORM = (
+        "source.batchnorm",
+        "BatchNorm takes its statistics from a microbatch where the large batch takes them from "
+        "all of its examples. It is no mistake of the loop: keep the microbatch size when you "
+        "compare runs, freeze the statistics, or use a normalisation by example (GroupNorm).",
+    )
+    DROPOUT = (
+        "source.dropout",
+        "The forward draws random numbers, and a split draws others than the large batch. It is no "
+        "mistake of the loop: runs agree on average over masks, not number by number.",
+    )
+    COUPLING = (
+        "source.coupling",
+        "Examples see each other in the model, the loss or collate, and a split shows each of them "
+        "fewer others. It is no mistake of the loop, but microbatch size is a hyperparameter then: "
+        "keep it, gather across microbatches and replicas, or mask what leaks.",
+    )
+    BRANCH = (
+        "source.branch",
+        "Rounding decides a branch (the sign before a ReLU, a tie of a maximum) that the large "
+        "batch decides the other way. It is no mistake of the loop: the values are the same to the "
+        "last bits, the gradient jumps there.",
+    )
+    ACCUMULATOR_DTYPE = (
+        "source.accumulator_dtype",
+        "Gradients are added up in the low dtype that this precision promises, which loses small "
+        "addends. It is no mistake of the loop: keep gradients in float32 if the sum over many "
+        "microbatches matters.",
+    )
+    REDUCTION_ORDER = (
+        "source.reduction_order",
+        "The sum over microbatches and replicas rounds in the order in which it is taken, beyond "
+        "what its number of terms allows. It is no mistake of the loop: the same terms, added "
+        "exactly, are within tolerance.",
+    )
+    SCALER_SKIP = (
+        "source.scaler_skip",
+        "A gradient overflowed at this loss scale in one arm and not in the other, and the scaler "
+        "skipped the update in one of them. It is no mistake of the loop: start from a lower "
+        "scale, or compare from the first update that both apply.",
+    )
+
+
+def is_source(cause: str) -> bool:
+    """The name is of a known source of divergence, which is no fault of the loop."""
+    return cause.startswith("source.")

@@ -16,6 +16,7 @@ from equivtest.calling import blaming
 from equivtest.compare import planned
 from equivtest.compare.alike import alike
 from equivtest.compare.card import card_of, event_rows, planned_card
+from equivtest.compare.cause import is_source
 from equivtest.compare.clip import clip_of
 from equivtest.compare.continuity import agreement, continuity
 from equivtest.compare.parameters import ParameterJudge
@@ -23,6 +24,7 @@ from equivtest.compare.telling import telling
 from equivtest.compare.update import Judged, judge_update
 from equivtest.compare.verdict import Failure, Finding, Status, TensorRow, Verdict
 from equivtest.experiment import Experiment
+from equivtest.isolate.isolating import remainder, source_rows
 from equivtest.observe.trace import Tensors, Trace
 from equivtest.pool import Seat
 
@@ -64,6 +66,7 @@ def _verdict(
     dtypes = frozenset(dtype for judged in updates for dtype in judged.dtypes)
     for trace in traces:
         findings += planned.precision_applied(case, trace, dtypes)
+    explained = [judged.explained for judged in updates if judged.explained]
     rows = tuple(parameters.measured(row) for judged in updates for row in judged.rows)
     told = telling(findings)
     weight_seen = next((j.smallest_weight_seen for j in updates if j.smallest_weight_seen), None)
@@ -76,6 +79,8 @@ def _verdict(
         notes=tuple(dict.fromkeys(notes)),
         rows=rows,
         updates=tuple(judged.row for judged in updates),
+        source_rows=source_rows(explained),
+        remainder=remainder(explained),
         weight_rows=tuple(row for judged in updates for row in judged.weights),
         ranks=ranks,
         events=event_rows(traces),
@@ -101,11 +106,14 @@ def _as_judged(traces: Sequence[Trace], updates: Sequence[Judged]) -> list[Trace
 
 
 def _status(findings: Sequence[Finding], rows: Sequence[TensorRow]) -> Status:
-    """A named cause is a fault; what was found without a name is unexplained."""
-    if any(finding.cause for finding in findings):
+    """A named cause that is no source is a fault; what has no name is unexplained."""
+    named = [finding.cause for finding in findings if finding.cause]
+    if not all(map(is_source, named)):
         return Status.FAULT
-    if findings:
+    if len(named) < len(findings):
         return Status.UNEXPLAINED
+    if named:
+        return Status.EXPLAINED
     if not any(row.state in ("equal", "rounding") for row in rows):
         return Status.INCONCLUSIVE
     return Status.EQUIVALENT

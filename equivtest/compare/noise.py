@@ -33,13 +33,25 @@ def split_floor(oracle: Whole) -> list[float]:
     rounding however large it is, up to the null tensors: the elements of one example may cancel,
     and S_t does not count that (a scalar before a softmax that is nearly sure: 2e-7 of S_t).
     """
-    nudged = [oracle.third(), *(oracle.jittered(k) for k in range(JITTERS))]
-    permuted = [] if oracle.drew else [oracle.permuted(k) for k in range(PERMUTATIONS)]
-    floor = [0.0] * len(oracle.scale)
-    for run, cap in [*((r, NULL) for r in nudged), *((r, FLOAT64_CAP) for r in permuted)]:
-        moved = relative(run, oracle.gradients, oracle.scale)
-        floor = [max(f, m if m <= cap else 0.0) for f, m in zip(floor, moved, strict=True)]
+    floor = nudged(oracle, oracle.scale)
+    for k in range(0 if oracle.drew else PERMUTATIONS):
+        floor = _raised(floor, oracle.permuted(k), oracle, oracle.scale, FLOAT64_CAP)
     return floor
+
+
+def nudged(oracle: Whole, scale: Sequence[float]) -> list[float]:
+    """Float64 noise by the loss times 1/3 and by parameters moved in their last bits alone."""
+    floor = [0.0] * len(scale)
+    for run in (oracle.third(), *(oracle.jittered(k) for k in range(JITTERS))):
+        floor = _raised(floor, run, oracle, scale, NULL)
+    return floor
+
+
+def _raised(
+    floor: Sequence[float], run: MaybeTensors, oracle: Whole, scale: Sequence[float], cap: float
+) -> list[float]:
+    moved = relative(run, oracle.gradients, scale)
+    return [max(f, m if m <= cap else 0.0) for f, m in zip(floor, moved, strict=True)]
 
 
 def relative(run: MaybeTensors, truth: MaybeTensors, scale: Sequence[float]) -> list[float]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from equivtest.compare.cause import Cause
+from equivtest.compare.cause import Cause, is_source
 from equivtest.compare.gradient import AgainstOracle, AgainstReplay
 from equivtest.compare.tolerance import WEIGHT_SIGMAS
 from equivtest.compare.verdict import Finding
@@ -26,6 +26,7 @@ ORDER = (
     Cause.PARAMETERS,
     Cause.BUFFERS,
     Cause.LOSS,
+    *(cause for cause in Cause if is_source(cause)),
 )
 """Findings that tell most come first: a later one is often a consequence of an earlier."""
 

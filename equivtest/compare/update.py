@@ -31,6 +31,7 @@ from equivtest.compare.value_clip import Clamped
 from equivtest.compare.verdict import Finding, TensorRow, UpdateRow
 from equivtest.compare.weights import Weights, fit
 from equivtest.distance import MaybeTensors, finite, norm
+from equivtest.isolate.isolating import Explained, explain
 from equivtest.observe.trace import MicrobatchTrace, Trace, UpdateTrace
 from equivtest.plan import GroupLayout
 from equivtest.precision import unit_roundoff
@@ -47,6 +48,7 @@ class Judged:
         smallest_weight_seen: see ``Card``.
         dtypes: that the replay's forwards saved.
         seen: the update by rank, with the gradient that was judged.
+        explained: what its sources are, where the split diverges.
     """
 
     row: UpdateRow
@@ -58,6 +60,7 @@ class Judged:
     smallest_weight_seen: float | None
     dtypes: frozenset[str]
     seen: tuple[UpdateTrace, ...]
+    explained: Explained | None = None
 
 
 def judge_update(
@@ -88,6 +91,7 @@ class _UpdateJudge:
     findings: list[Finding] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     weights: tuple[tuple[int, int, int, float, float, float], ...] = ()
+    explained: Explained | None = None
 
     def judge(self, always_oracle: bool) -> Judged:
         self.findings += beside.buffers(self.u, self.replay, self.seen, self.case.plan.A)
@@ -116,6 +120,7 @@ class _UpdateJudge:
             smallest_weight_seen=smallest_weight_seen(a, self.replay) if judged else None,
             dtypes=self.replay.dtypes,
             seen=tuple(self.seen),
+            explained=self.explained,
         )
 
     def _against_replay(
@@ -257,7 +262,7 @@ class _UpdateJudge:
         states = decides(a, self.replay, c, weights, self.case.precision)
         if c is not None:
             states = self._without_vanished(states, c)
-            self.findings += split_finding(self.u, self.names, c, self.group.shape)
+            self.findings += self._split(c)
         self._note_rounding(states)
         self.findings += gradient_finding(self.u, self.names, states, a, weights)
         self._losses(c)
@@ -267,6 +272,18 @@ class _UpdateJudge:
             for t, one in enumerate(a)
         )
         return c, rows
+
+    def _split(self, c: AgainstOracle) -> list[Finding]:
+        """What comparison B found: the sources that explain it, or that none does."""
+        found = split_finding(self.u, self.names, c, self.group.shape)
+        isolate = self.case.isolate
+        wanted = isolate == "always" or (isolate == "auto" and bool(found))
+        if not (wanted and c.repeatable and len(self.group.flat) > 1):
+            return found
+        scene = self.reference.scene(self.group, self.start, self._microbatches)
+        self.explained = explain(scene, self.names, c.null, c.split_tolerances)
+        self.notes += self.explained.notes
+        return [*self.explained.findings] if self.explained.within else found
 
     def _against_oracle(self, full_floor: bool) -> AgainstOracle:
         self.oracle.check()

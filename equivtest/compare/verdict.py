@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
@@ -127,6 +127,24 @@ class UpdateRow:
 
 
 @dataclass(frozen=True)
+class SourceRow:
+    """One source that was isolated.
+
+    Attributes:
+        source: its name.
+        share: of the squared distance between the split and the large batch, averaged over the
+            orders in which sources can be isolated; all shares and what is left add up to 1.
+        where: where it enters, in words.
+        claimed: it is among the fewest that bring the distance within tolerance.
+    """
+
+    source: str
+    share: float
+    where: str
+    claimed: bool
+
+
+@dataclass(frozen=True)
 class EventRow:
     """One event of one rank, in the order in which it happened there."""
 
@@ -195,7 +213,10 @@ class Verdict:
         rows: a ``TensorRow`` for each tensor and update (``tensors`` is the same as a frame).
         weight_rows: (update, replica, microbatch, expected, found, sigma), where the weights were
             needed to decide (``weights`` is the same as a frame).
-        sources: share of the squared distance by isolated source.
+        source_rows: the sources that were isolated, over all updates (``sources`` is their shares
+            by name).
+        remainder: share of the squared distance that is left with all of them isolated; None where
+            none was.
         ranks: for each rank, whether it agrees with rank 0, in a sentence.
         events: what each rank did, in order.
         card: the final sheet.
@@ -208,7 +229,8 @@ class Verdict:
     rows: tuple[TensorRow, ...] = ()
     updates: tuple[UpdateRow, ...] = ()
     weight_rows: tuple[tuple[int, int, int, float, float, float], ...] = ()
-    sources: Mapping[str, float] = field(default_factory=dict)
+    source_rows: tuple[SourceRow, ...] = ()
+    remainder: float | None = None
     ranks: tuple[str, ...] = ()
     events: tuple[EventRow, ...] = ()
     failure: Failure | None = None
@@ -225,11 +247,20 @@ class Verdict:
         return self.causes[0] if self.causes else ""
 
     @property
+    def sources(self) -> dict[str, float]:
+        """Share of the squared distance by isolated source."""
+        return {row.source: row.share for row in self.source_rows}
+
+    @property
     def passed(self) -> bool:
-        """The verdict is the one expected: the same status, or exactly the expected causes."""
+        """The verdict is the one expected: the same status, or the expected causes and no other.
+
+        What was found and could not be named is another.
+        """
         if len(self.expect) == 1 and self.expect[0] in set(Status):
             return self.status == self.expect[0]
-        return set(self.causes) == set(self.expect)
+        named = all(finding.cause for finding in self.findings)
+        return named and set(self.causes) == set(self.expect)
 
     @property
     def margin(self) -> float:

@@ -11,7 +11,14 @@ from typing import Any
 import pytest
 import verdicts
 
-from equivtest.compare.verdict import EventRow, Failure, Finding, Status, Verdict
+from equivtest.compare.verdict import (
+    EventRow,
+    Failure,
+    Finding,
+    SourceRow,
+    Status,
+    Verdict,
+)
 from equivtest.plan import Plan, plans
 from equivtest.report.matrix import cell, matrices, shade
 from equivtest.report.page import render_page, write_page
@@ -73,7 +80,7 @@ def everywhere_hostile() -> Record:
         events=(EventRow(0, 0, 0, HOSTILE, HOSTILE),),
         failure=Failure(HOSTILE, 0, HOSTILE),
         expect=(HOSTILE,),
-        sources={HOSTILE: 1.0},
+        source_rows=(SourceRow(HOSTILE, 1.0, HOSTILE, claimed=True),),
     )
     made = verdicts.record(verdict)
     texts = {f.name: HOSTILE for f in fields(made) if isinstance(getattr(made, f.name), str)}

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import verdicts
 
-from equivtest.compare.verdict import Card, Verdict
+from equivtest.compare.verdict import Card, SourceRow, Verdict
 from equivtest.plan import Plan
 from equivtest.report import record as records
 from equivtest.report.atomic import write_whole
@@ -24,7 +24,9 @@ MADE = {
     "error": verdicts.error(PLAN),
     "not-run": verdicts.not_run(PLAN),
     "unequal microbatches": verdicts.equivalent(Plan((1, 3), 2, 2)),
-    "sources": verdicts.equivalent(PLAN, sources={"source.dropout": 0.9, "source.branch": 0.1}),
+    "sources": verdicts.equivalent(
+        PLAN, source_rows=(SourceRow("source.dropout", 0.9, "at `0`", claimed=True),), remainder=0.1
+    ),
 }
 
 

@@ -1,0 +1,1 @@
+"""The known sources of divergence: each is detected, isolated while it stays on, and explained."""

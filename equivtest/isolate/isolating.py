@@ -1,0 +1,252 @@
+"""What explains an update: its sources isolated one by one and together, and their shares."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+
+from torch import Tensor
+
+from equivtest.arms.oracle import NULL
+from equivtest.compare import noise
+from equivtest.compare.tolerance import split_tolerance
+from equivtest.compare.verdict import Finding, SourceRow
+from equivtest.distance import MaybeTensors, difference, ratio
+from equivtest.isolate import attribution, batchnorm
+from equivtest.isolate.isolation import Isolation
+from equivtest.isolate.scene import Scene
+
+Detect = Callable[[Scene, Sequence[Isolation]], Sequence[Isolation]]
+"""What of a source is in a scene, beside what was found before."""
+
+FORWARD: tuple[Detect, ...] = (batchnorm.detect,)
+"""Sources of the forward, the cheapest to detect first."""
+
+Sum = list[Tensor | None]
+
+
+@dataclass(frozen=True)
+class SumSource:
+    """A source in the sums behind the forward, known as the difference that it makes.
+
+    Attributes:
+        cause: the source.
+        error: what it adds to the gradient, in float64, by position.
+        where: where it enters, in words.
+    """
+
+    cause: str
+    error: MaybeTensors
+    where: str
+
+
+@dataclass(frozen=True)
+class Explained:
+    """What the sources of one update were found to be.
+
+    Attributes:
+        update: its number.
+        squared: the squared distance, relative to each tensor's scale, added over tensors.
+        rows: the sources with their shares; ``remainder`` is the share that is left.
+        within: isolated together they bring every tensor within tolerance.
+        distance, tolerance: on the worst tensor with all of them isolated.
+        findings, notes: what to say of it.
+        reruns: pairs of arms that were run.
+    """
+
+    update: int
+    squared: float
+    rows: tuple[SourceRow, ...]
+    remainder: float
+    within: bool
+    distance: float
+    tolerance: float
+    findings: tuple[Finding, ...]
+    notes: tuple[str, ...]
+    reruns: int
+
+
+def explain(
+    scene: Scene,
+    names: Sequence[str],
+    null: Sequence[bool],
+    tolerances: Sequence[float],
+    sums: Sequence[SumSource] = (),
+) -> Explained:
+    """Isolate what is found in ``scene`` until the split is within tolerance.
+
+    Args:
+        names: of the tensors, by position.
+        null: tensors that are zero in exact arithmetic, which no split is judged on.
+        tolerances: comparison B's, by tensor.
+        sums: sources behind the forward.
+    """
+    return _Explaining(scene, names, null, tolerances, sums).run()
+
+
+@dataclass
+class _Explaining:
+    scene: Scene
+    names: Sequence[str]
+    null: Sequence[bool]
+    tolerances: Sequence[float]
+    sums: Sequence[SumSource]
+    isolations: list[Isolation] = field(default_factory=list)
+    _left: dict[frozenset[str], list[float]] = field(default_factory=dict)
+    _within: dict[frozenset[str], bool] = field(default_factory=dict)
+    _nudged: dict[frozenset[str], list[float]] = field(default_factory=dict)
+
+    def run(self) -> Explained:
+        for detect in FORWARD:
+            if self.isolations and self._is_within(self._found):
+                break
+            before = self._found
+            self.isolations += detect(self.scene, self.isolations)
+            if self._found & before:  # more of a source that was isolated without it
+                self._forget()
+        sources = list(dict.fromkeys([*self._causes(), *(s.cause for s in self.sums)]))
+        tried = sources[: attribution.MOST]
+        told = attribution.attribute(tried, self._squared, self._is_within)
+        rest = self._left_with(frozenset(tried))
+        worst = max(
+            (t for t, is_null in enumerate(self.null) if not is_null),
+            key=lambda t: ratio(rest[t], self._tolerance(frozenset(tried), t)),
+            default=0,
+        )
+        rows = tuple(
+            SourceRow(s, share, self._where(s), s in told.claimed)
+            for s, share in told.shares.items()
+        )
+        return Explained(
+            update=self.scene.group.update,
+            squared=self._squared(frozenset()),
+            rows=rows,
+            remainder=told.remainder,
+            within=told.within,
+            distance=rest[worst],
+            tolerance=self._tolerance(frozenset(tried), worst),
+            findings=tuple(self._findings(rows, frozenset(tried), worst)),
+            notes=tuple(self._notes(sources[len(tried) :])),
+            reruns=self.scene.reruns,
+        )
+
+    # -- distances
+
+    @property
+    def _found(self) -> frozenset[str]:
+        return frozenset(self._causes())
+
+    def _causes(self) -> list[str]:
+        return [str(isolation.cause) for isolation in self.isolations]
+
+    def _forget(self) -> None:
+        for known in (self._left, self._within, self._nudged):
+            known.clear()
+
+    def _left_with(self, isolated: frozenset[str]) -> list[float]:
+        """Distance over scale by tensor, with these sources isolated."""
+        if isolated not in self._left:
+            split, whole = self.scene.pair(self._chosen(isolated))
+            scale = self.scene.oracle.scale
+            apart = difference(self._with_sums(split.gradients, isolated), whole.gradients)
+            left = [ratio(d, s) for d, s in zip(apart, scale, strict=True)]
+            self._left[isolated] = left
+            if isolated and self._may_be_noise(left):
+                self._nudged[isolated] = noise.nudged(whole, scale)
+        return self._left[isolated]
+
+    def _may_be_noise(self, left: Sequence[float]) -> bool:
+        """Beyond B's tolerance somewhere, and nowhere beyond the largest that noise may give it."""
+        judged = [t for t, is_null in enumerate(self.null) if not is_null]
+        beyond = any(left[t] > self.tolerances[t] for t in judged)
+        return beyond and all(left[t] <= split_tolerance(NULL) for t in judged)
+
+    def _chosen(self, isolated: frozenset[str]) -> list[Isolation]:
+        return [isolation for isolation in self.isolations if isolation.cause in isolated]
+
+    def _with_sums(self, split: MaybeTensors, isolated: frozenset[str]) -> MaybeTensors:
+        total = list(split)
+        for source in self.sums:
+            if source.cause not in isolated:
+                total = [_plus(g, e) for g, e in zip(total, source.error, strict=True)]
+        return total
+
+    def _squared(self, isolated: frozenset[str]) -> float:
+        left = self._left_with(isolated)
+        return sum(d**2 for d, is_null in zip(left, self.null, strict=True) if not is_null)
+
+    def _is_within(self, isolated: frozenset[str]) -> bool:
+        if isolated not in self._within:
+            left = self._left_with(isolated)
+            self._within[isolated] = all(
+                is_null or left[t] <= self._tolerance(isolated, t)
+                for t, is_null in enumerate(self.null)
+            )
+        return self._within[isolated]
+
+    def _tolerance(self, isolated: frozenset[str], t: int) -> float:
+        """B's, or that of the noise of the isolated large batch where this is larger.
+
+        Statistics of a few examples magnify rounding as those of a whole group do not.
+        """
+        nudged = self._nudged.get(isolated)
+        own = self.tolerances[t]
+        return own if nudged is None else max(own, split_tolerance(nudged[t]))
+
+    # -- words
+
+    def _where(self, source: str) -> str:
+        places = [i.where for i in self.isolations if i.cause == source and i.where]
+        places += [s.where for s in self.sums if s.cause == source and s.where]
+        return "; ".join(dict.fromkeys(places))
+
+    def _findings(
+        self, rows: Iterable[SourceRow], isolated: frozenset[str], worst: int
+    ) -> Iterable[Finding]:
+        u, left = self.scene.group.update, self._left_with(isolated)[worst]
+        for row in rows:
+            if row.claimed:
+                yield Finding(
+                    row.source,
+                    f"{row.share:.2%} of the squared distance between split and large batch in "
+                    f"update {u}{', ' if row.where else ''}{row.where}; isolated, "
+                    f"{self.names[worst]!r} is {left:.3g} of its scale away, allowed "
+                    f"{self._tolerance(isolated, worst):.3g}",
+                    update=u,
+                    tensor=self.names[worst],
+                    distance=left,
+                    tolerance=self._tolerance(isolated, worst),
+                )
+
+    def _notes(self, left_out: Sequence[str]) -> Iterable[str]:
+        for isolation in self.isolations:
+            yield from isolation.said()
+        if left_out:
+            yield f"not isolated, for there are more than {attribution.MOST}: {', '.join(left_out)}"
+
+
+def source_rows(explained: Sequence[Explained]) -> tuple[SourceRow, ...]:
+    """The sources of all the updates that were explained, with their shares over all of them."""
+    whole = sum(one.squared for one in explained)
+    merged: dict[str, SourceRow] = {}
+    for one in explained:
+        for row in one.rows:
+            share = ratio(row.share * one.squared, whole)
+            known = merged.get(row.source, replace(row, share=0.0))
+            merged[row.source] = replace(
+                known, share=known.share + share, claimed=known.claimed or row.claimed
+            )
+    return tuple(merged.values())
+
+
+def remainder(explained: Sequence[Explained]) -> float | None:
+    """The share that is left with all sources isolated, over all of the updates."""
+    whole = sum(one.squared for one in explained)
+    left = sum(one.remainder * one.squared for one in explained)
+    return ratio(left, whole) if explained else None
+
+
+def _plus(a: Tensor | None, b: Tensor | None) -> Tensor | None:
+    if a is None or b is None:
+        return b if a is None else a
+    return a + b
