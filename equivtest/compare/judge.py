@@ -24,7 +24,7 @@ from equivtest.compare.telling import telling
 from equivtest.compare.update import Judged, judge_update
 from equivtest.compare.verdict import Failure, Finding, Status, TensorRow, Verdict
 from equivtest.experiment import Experiment
-from equivtest.isolate.isolating import remainder, source_rows
+from equivtest.isolate.isolating import Explained, remainder, source_rows
 from equivtest.observe.trace import Tensors, Trace
 from equivtest.pool import Seat
 
@@ -55,7 +55,15 @@ def _verdict(
     clip = clip_of(experiment, case.device)
     for u in range(min([len(case.groups), *(len(trace.updates) for trace in traces)])):
         shape = case.groups[u].shape
-        judged = judge_update(reference, case, traces, u, clip, always_oracle=shape not in shapes)
+        judged = judge_update(
+            reference,
+            case,
+            traces,
+            u,
+            clip,
+            always_oracle=shape not in shapes,
+            known_sources=frozenset(row.source for row in source_rows(_explained(updates))),
+        )
         if judged.oracle is not None:
             shapes.add(shape)
         updates.append(judged)
@@ -66,7 +74,7 @@ def _verdict(
     dtypes = frozenset(dtype for judged in updates for dtype in judged.dtypes)
     for trace in traces:
         findings += planned.precision_applied(case, trace, dtypes)
-    explained = [judged.explained for judged in updates if judged.explained]
+    explained = _explained(updates)
     rows = tuple(parameters.measured(row) for judged in updates for row in judged.rows)
     told = telling(findings)
     weight_seen = next((j.smallest_weight_seen for j in updates if j.smallest_weight_seen), None)
@@ -85,6 +93,10 @@ def _verdict(
         ranks=ranks,
         events=event_rows(traces),
     )
+
+
+def _explained(updates: Sequence[Judged]) -> list[Explained]:
+    return [judged.explained for judged in updates if judged.explained]
 
 
 def _beside_the_plan(case: Case, traces: Sequence[Trace], initial: Tensors) -> Iterator[Finding]:

@@ -59,7 +59,7 @@ def headline(verdict: Verdict) -> str:
     if verdict.status is Status.EQUIVALENT:
         return "the accumulated, reduced update is the large-batch update."
     if verdict.status is Status.EXPLAINED:
-        return f"beyond tolerance, and within it once isolated: {sources_text(verdict)}."
+        return _explained(verdict)
     if verdict.status is Status.INCONCLUSIVE:
         return f"no tensor could be judged: {not_judged(verdict) or 'no gradient was compared'}."
     if verdict.cause:
@@ -67,6 +67,13 @@ def headline(verdict: Verdict) -> str:
     if verdict.findings:
         return verdict.findings[0].text
     return "beyond tolerance, and no cause reaches its evidence bar."
+
+
+def _explained(verdict: Verdict) -> str:
+    """One source in its own words, several by name."""
+    if len(verdict.causes) == 1:
+        return f"no fault of the loop. {what_happened(verdict.cause)}"
+    return f"no fault of the loop, within tolerance once isolated: {sources_text(verdict)}."
 
 
 def reason(verdict: Verdict) -> str:
@@ -145,7 +152,10 @@ def worst_tensors(verdict: Verdict, limit: int = _TENSORS) -> list[str]:
 
 def deciding(row: TensorRow) -> tuple[str, float | None, float | None]:
     """The comparison that ``row.margin`` is of: what with, distance, tolerance."""
-    if (row.split_margin or 0.0) > (row.loop_margin or 0.0):
+    if row.isolated_distance is not None:
+        if (row.isolated_margin or 0.0) > (row.loop_margin or 0.0):
+            return "oracle, sources isolated", row.isolated_distance, row.isolated_tolerance
+    elif (row.split_margin or 0.0) > (row.loop_margin or 0.0):
         return "oracle (split)", row.split_distance, row.split_tolerance
     if row.state == "rounding":
         return "oracle", row.oracle_distance, row.oracle_tolerance

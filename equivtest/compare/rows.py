@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 
 from torch import Tensor
@@ -12,6 +13,7 @@ from equivtest.compare.continuity import same_values
 from equivtest.compare.gradient import AgainstOracle, AgainstReplay
 from equivtest.compare.verdict import TensorRow, UpdateRow
 from equivtest.distance import MaybeTensors, norm
+from equivtest.isolate.isolating import Explained
 from equivtest.observe.trace import UpdateTrace
 from equivtest.plan import GroupLayout
 
@@ -42,6 +44,14 @@ def tensor_row(
         return row
     row = replace(row, replay_distance=a.distance, replay_tolerance=a.tolerance, norm=norm(held))
     return row if c is None else c.written_into(row, t)
+
+
+def isolated(rows: Sequence[TensorRow], explained: Explained) -> list[TensorRow]:
+    """``rows``, by position, with what is left of the split's distance where sources explain it."""
+    if not explained.within:
+        return list(rows)
+    left = zip(rows, explained.left, explained.tolerances, strict=True)
+    return [replace(row, isolated_distance=d, isolated_tolerance=t) for row, d, t in left]
 
 
 def update_row(

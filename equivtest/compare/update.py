@@ -25,7 +25,7 @@ from equivtest.compare.gradient import (
     vanished,
 )
 from equivtest.compare.norm_clip import NormClip
-from equivtest.compare.rows import tensor_row, update_row
+from equivtest.compare.rows import isolated, tensor_row, update_row
 from equivtest.compare.telling import gradient_finding, over, split_finding
 from equivtest.compare.value_clip import Clamped
 from equivtest.compare.verdict import Finding, TensorRow, UpdateRow
@@ -70,6 +70,7 @@ def judge_update(
     u: int,
     clip: Clip | None,
     always_oracle: bool,
+    known_sources: frozenset[str] = frozenset(),
 ) -> Judged:
     """Judge update ``u`` of all ranks.
 
@@ -77,8 +78,10 @@ def judge_update(
         clip: the experiment's.
         always_oracle: run the oracle even where the loop is acquitted: for the first group of each
             shape.
+        known_sources: of which the shares are known from an update before.
     """
-    return _UpdateJudge(reference, case, traces, u, clip).judge(always_oracle)
+    judge = _UpdateJudge(reference, case, traces, u, clip, known_sources)
+    return judge.judge(always_oracle)
 
 
 @dataclass
@@ -88,6 +91,7 @@ class _UpdateJudge:
     traces: Sequence[Trace]
     u: int
     clip: Clip | None
+    known_sources: frozenset[str]
     findings: list[Finding] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     weights: tuple[tuple[int, int, int, float, float, float], ...] = ()
@@ -267,11 +271,13 @@ class _UpdateJudge:
         self.findings += gradient_finding(self.u, self.names, states, a, weights)
         self._losses(c)
         gradients = self.gradients
-        rows = tuple(
+        rows = [
             tensor_row(self.u, t, self.names[t], states[t], gradients[one.rank][t], one, c)
             for t, one in enumerate(a)
-        )
-        return c, rows
+        ]
+        if self.explained is not None:
+            rows = isolated(rows, self.explained)
+        return c, tuple(rows)
 
     def _split(self, c: AgainstOracle) -> list[Finding]:
         """What comparison B found: the sources that explain it, or that none does."""
@@ -281,7 +287,9 @@ class _UpdateJudge:
         if not (wanted and c.repeatable and len(self.group.flat) > 1):
             return found
         scene = self.reference.scene(self.group, self.start, self._microbatches)
-        self.explained = explain(scene, self.names, c.null, c.split_tolerances)
+        self.explained = explain(
+            scene, self.names, c.null, c.split_tolerances, known=self.known_sources
+        )
         self.notes += self.explained.notes
         return [*self.explained.findings] if self.explained.within else found
 

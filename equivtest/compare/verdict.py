@@ -56,6 +56,7 @@ class TensorRow:
     ``parameter_*`` is the parameter after the update against a float64 update from the candidate's
     own gradient, relative to ``|p| + |delta|``; ``oracle_parameter_distance`` the same against the
     update of the oracle's gradient, reported and not judged.
+    ``isolated_*`` is B with the sources isolated that explain it, where they do: what is left.
     ``state`` is ``equal``, ``rounding`` (beyond A, acquitted by C), ``differs`` or ``not judged``.
     """
 
@@ -68,6 +69,8 @@ class TensorRow:
     replay_tolerance: float | None = None
     split_distance: float | None = None
     split_tolerance: float | None = None
+    isolated_distance: float | None = None
+    isolated_tolerance: float | None = None
     oracle_distance: float | None = None
     oracle_tolerance: float | None = None
     noise_floor: float | None = None
@@ -83,7 +86,8 @@ class TensorRow:
     @property
     def margin(self) -> float:
         """Largest distance over its tolerance among the comparisons that judge this tensor."""
-        return max(self.loop_margin or 0.0, self.split_margin or 0.0)
+        split = self.split_margin if self.isolated_distance is None else self.isolated_margin
+        return max(self.loop_margin or 0.0, split or 0.0)
 
     @property
     def loop_margin(self) -> float | None:
@@ -97,6 +101,10 @@ class TensorRow:
     @property
     def split_margin(self) -> float | None:
         return None if self.null else _ratio(self.split_distance, self.split_tolerance)
+
+    @property
+    def isolated_margin(self) -> float | None:
+        return None if self.null else _ratio(self.isolated_distance, self.isolated_tolerance)
 
     @property
     def oracle_margin(self) -> float | None:
@@ -289,7 +297,7 @@ class Verdict:
         """A row a tensor and update: the fields of ``TensorRow`` and the margins."""
         import pandas as pd
 
-        margins = ("margin", "replay_margin", "split_margin", "oracle_margin")
+        margins = ("margin", "replay_margin", "split_margin", "isolated_margin", "oracle_margin")
         return pd.DataFrame(
             [vars(row) | {name: getattr(row, name) for name in margins} for row in self.rows]
         )

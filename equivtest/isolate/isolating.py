@@ -49,7 +49,8 @@ class Explained:
         squared: the squared distance, relative to each tensor's scale, added over tensors.
         rows: the sources with their shares; ``remainder`` is the share that is left.
         within: isolated together they bring every tensor within tolerance.
-        distance, tolerance: on the worst tensor with all of them isolated.
+        left: by tensor, the distance over its scale with all of them isolated; ``tolerances``
+            beside it.
         findings, notes: what to say of it.
         reruns: pairs of arms that were run.
     """
@@ -59,8 +60,8 @@ class Explained:
     rows: tuple[SourceRow, ...]
     remainder: float
     within: bool
-    distance: float
-    tolerance: float
+    left: tuple[float, ...]
+    tolerances: tuple[float, ...]
     findings: tuple[Finding, ...]
     notes: tuple[str, ...]
     reruns: int
@@ -72,16 +73,20 @@ def explain(
     null: Sequence[bool],
     tolerances: Sequence[float],
     sums: Sequence[SumSource] = (),
+    known: frozenset[str] = frozenset(),
 ) -> Explained:
     """Isolate what is found in ``scene`` until the split is within tolerance.
+
+    What ``known`` sources explain together is not attributed again: the rows are empty then.
 
     Args:
         names: of the tensors, by position.
         null: tensors that are zero in exact arithmetic, which no split is judged on.
         tolerances: comparison B's, by tensor.
         sums: sources behind the forward.
+        known: sources that were attributed in an update before.
     """
-    return _Explaining(scene, names, null, tolerances, sums).run()
+    return _Explaining(scene, names, null, tolerances, sums).run(known)
 
 
 @dataclass
@@ -96,7 +101,22 @@ class _Explaining:
     _within: dict[frozenset[str], bool] = field(default_factory=dict)
     _nudged: dict[frozenset[str], list[float]] = field(default_factory=dict)
 
-    def run(self) -> Explained:
+    def run(self, known: frozenset[str]) -> Explained:
+        self._detect()
+        sources = list(dict.fromkeys([*self._causes(), *(s.cause for s in self.sums)]))
+        tried, rest = sources[: attribution.MOST], sources[attribution.MOST :]
+        together = frozenset(tried)
+        if together <= known and self._is_within(together):
+            return self._explained(together, None, (), ())
+        told = attribution.attribute(tried, self._squared, self._is_within)
+        rows = tuple(
+            SourceRow(s, share, self._where(s), s in told.claimed)
+            for s, share in told.shares.items()
+        )
+        findings = tuple(self._finding(row, together) for row in rows if row.claimed)
+        return self._explained(together, told, rows, findings, rest)
+
+    def _detect(self) -> None:
         for detect in FORWARD:
             if self.isolations and self._is_within(self._found):
                 break
@@ -104,29 +124,25 @@ class _Explaining:
             self.isolations += detect(self.scene, self.isolations)
             if self._found & before:  # more of a source that was isolated without it
                 self._forget()
-        sources = list(dict.fromkeys([*self._causes(), *(s.cause for s in self.sums)]))
-        tried = sources[: attribution.MOST]
-        told = attribution.attribute(tried, self._squared, self._is_within)
-        rest = self._left_with(frozenset(tried))
-        worst = max(
-            (t for t, is_null in enumerate(self.null) if not is_null),
-            key=lambda t: ratio(rest[t], self._tolerance(frozenset(tried), t)),
-            default=0,
-        )
-        rows = tuple(
-            SourceRow(s, share, self._where(s), s in told.claimed)
-            for s, share in told.shares.items()
-        )
+
+    def _explained(
+        self,
+        together: frozenset[str],
+        told: attribution.Attribution | None,
+        rows: tuple[SourceRow, ...],
+        findings: tuple[Finding, ...],
+        left_out: Sequence[str] = (),
+    ) -> Explained:
         return Explained(
             update=self.scene.group.update,
             squared=self._squared(frozenset()),
             rows=rows,
-            remainder=told.remainder,
-            within=told.within,
-            distance=rest[worst],
-            tolerance=self._tolerance(frozenset(tried), worst),
-            findings=tuple(self._findings(rows, frozenset(tried), worst)),
-            notes=tuple(self._notes(sources[len(tried) :])),
+            remainder=told.remainder if told else 0.0,
+            within=self._is_within(together),
+            left=tuple(self._left_with(together)),
+            tolerances=tuple(self._tolerance(together, t) for t in range(len(self.null))),
+            findings=findings,
+            notes=tuple(self._notes(left_out)),
             reruns=self.scene.reruns,
         )
 
@@ -200,23 +216,31 @@ class _Explaining:
         places += [s.where for s in self.sums if s.cause == source and s.where]
         return "; ".join(dict.fromkeys(places))
 
-    def _findings(
-        self, rows: Iterable[SourceRow], isolated: frozenset[str], worst: int
-    ) -> Iterable[Finding]:
-        u, left = self.scene.group.update, self._left_with(isolated)[worst]
-        for row in rows:
-            if row.claimed:
-                yield Finding(
-                    row.source,
-                    f"{row.share:.2%} of the squared distance between split and large batch in "
-                    f"update {u}{', ' if row.where else ''}{row.where}; isolated, "
-                    f"{self.names[worst]!r} is {left:.3g} of its scale away, allowed "
-                    f"{self._tolerance(isolated, worst):.3g}",
-                    update=u,
-                    tensor=self.names[worst],
-                    distance=left,
-                    tolerance=self._tolerance(isolated, worst),
-                )
+    def _finding(self, row: SourceRow, together: frozenset[str]) -> Finding:
+        raw, left = self._left_with(frozenset()), self._left_with(together)
+        far = self._worst(raw, self.tolerances)
+        allowed = [self._tolerance(together, t) for t in range(len(left))]
+        worst = self._worst(left, allowed)
+        where = f"{row.where}: " if row.where else ""
+        text = (
+            f"{where}{row.share:.2%} of the squared distance between split and large batch in "
+            f"update {self.scene.group.update}. The split gradient of {self.names[far]!r} is "
+            f"{raw[far]:.3g} of its scale away from the large batch's; with "
+            f"{' and '.join(sorted(together))} isolated no tensor is further than "
+            f"{left[worst]:.3g} ({self.names[worst]!r}, allowed {allowed[worst]:.3g})"
+        )
+        return Finding(
+            row.source,
+            text,
+            update=self.scene.group.update,
+            tensor=self.names[worst],
+            distance=left[worst],
+            tolerance=allowed[worst],
+        )
+
+    def _worst(self, left: Sequence[float], allowed: Sequence[float]) -> int:
+        judged = [t for t, is_null in enumerate(self.null) if not is_null]
+        return max(judged, key=lambda t: ratio(left[t], allowed[t]), default=0)
 
     def _notes(self, left_out: Sequence[str]) -> Iterable[str]:
         for isolation in self.isolations:
@@ -226,8 +250,8 @@ class _Explaining:
 
 
 def source_rows(explained: Sequence[Explained]) -> tuple[SourceRow, ...]:
-    """The sources of all the updates that were explained, with their shares over all of them."""
-    whole = sum(one.squared for one in explained)
+    """The sources of the updates that were attributed, with their shares over all of them."""
+    whole = sum(one.squared for one in explained if one.rows)
     merged: dict[str, SourceRow] = {}
     for one in explained:
         for row in one.rows:
@@ -240,10 +264,11 @@ def source_rows(explained: Sequence[Explained]) -> tuple[SourceRow, ...]:
 
 
 def remainder(explained: Sequence[Explained]) -> float | None:
-    """The share that is left with all sources isolated, over all of the updates."""
-    whole = sum(one.squared for one in explained)
-    left = sum(one.remainder * one.squared for one in explained)
-    return ratio(left, whole) if explained else None
+    """The share that is left with all sources isolated, over all of the attributed updates."""
+    attributed = [one for one in explained if one.rows]
+    whole = sum(one.squared for one in attributed)
+    left = sum(one.remainder * one.squared for one in attributed)
+    return ratio(left, whole) if attributed else None
 
 
 def _plus(a: Tensor | None, b: Tensor | None) -> Tensor | None:

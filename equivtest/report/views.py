@@ -78,10 +78,11 @@ class CaseView:
     updates: tuple[tuple[str, ...], ...]
     tensors: tuple[TensorView, ...]
     with_parameters: bool
+    with_isolated: bool
     tensors_left_out: int
     tensors_of: str
     weights: tuple[WeightsView, ...]
-    sources: tuple[tuple[str, str], ...]
+    sources: tuple[tuple[str, str, float, str], ...]
     lanes: tuple[Lane, ...]
 
 
@@ -110,10 +111,11 @@ def case_view(record: Record, is_open: bool = False) -> CaseView:
         updates=tuple(_updates(verdict)),
         tensors=tuple(_tensor(row, with_parameters) for row in shown),
         with_parameters=with_parameters,
+        with_isolated=any(row.isolated_distance is not None for row in shown),
         tensors_left_out=len(rows) - len(shown),
         tensors_of=_tensors_of(verdict),
         weights=tuple(_weights(verdict.weight_rows)),
-        sources=tuple((name, f"{share:.1%}") for name, share in verdict.sources.items()),
+        sources=tuple(_sources(verdict)),
         lanes=tuple(lanes(verdict.events)) if failing else (),
     )
 
@@ -144,6 +146,20 @@ def _findings(findings: Iterable[Finding]) -> Iterable[FindingView]:
         )
 
 
+def _sources(verdict: Verdict) -> Iterable[tuple[str, str, float, str]]:
+    """Source, share, length of its bar in per cent and where it enters; what none explains last."""
+    for row in sorted(verdict.source_rows, key=lambda row: -row.share):
+        where = row.where if row.claimed else "; ".join(filter(None, (row.where, "not needed")))
+        yield row.source, f"{row.share:.2%}", _part(row.share), where
+    if verdict.remainder is not None:
+        left = verdict.remainder
+        yield "left by all of them", f"{left:.2%}", _part(left), f"{figures.distance(left)} of it"
+
+
+def _part(share: float) -> float:
+    return round(100 * min(max(share, 0.0), 1.0), 1)
+
+
 def _trouble(verdict: Verdict) -> str:
     """Text of an error, whole: the message and the traceback or stacks."""
     if verdict.status is not Status.ERROR or verdict.failure is None:
@@ -172,7 +188,7 @@ def _updates(verdict: Verdict) -> Iterable[tuple[str, ...]]:
 def _tensor(row: TensorRow, with_parameters: bool) -> TensorView:
     comparisons = [
         (row.replay_distance, row.replay_tolerance, row.replay_margin),
-        (row.split_distance, row.split_tolerance, row.split_margin),
+        _split(row),
         (row.oracle_distance, row.oracle_tolerance, row.oracle_margin),
     ]
     if with_parameters:
@@ -197,6 +213,13 @@ def _tensor(row: TensorRow, with_parameters: bool) -> TensorView:
         ),
         bar=_bar(row.margin),
     )
+
+
+def _split(row: TensorRow) -> tuple[float | None, float | None, float | None]:
+    """Comparison B, with the sources isolated where they explain it."""
+    if row.isolated_distance is not None:
+        return row.isolated_distance, row.isolated_tolerance, row.isolated_margin
+    return row.split_distance, row.split_tolerance, row.split_margin
 
 
 def _bar(margin: float) -> tuple[float, bool] | None:

@@ -9,6 +9,7 @@ from sessions import Session
 @pytest.mark.parametrize(
     ("argument", "message"),
     [
+        ("--equiv-isolate=often", "--equiv-isolate='often': pass auto, always or never"),
         ("--equiv-timeout=soon", "--equiv-timeout='soon': pass a number of seconds above 0"),
         ("--equiv-timeout=0", "--equiv-timeout='0': pass a number of seconds above 0"),
         ("--equiv-timeout=nan", "--equiv-timeout='nan': pass a number of seconds above 0"),

@@ -1,0 +1,98 @@
+"""When sources are isolated, what it costs and what it leaves on a verdict."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import equivtest
+from equivtest import Experiment, Loss, Plan, Rank
+from equivtest.compare.verdict import Finding, Verdict
+
+
+def loss(model: nn.Module, batch: dict[str, Tensor]) -> Loss:
+    return Loss(F.cross_entropy(model(batch["x"]), batch["y"], reduction="sum"), len(batch["y"]))
+
+
+def an_experiment(*middle: type[nn.Module], updates: int = 2) -> Experiment:
+    def model() -> nn.Module:
+        made = [m(8) if m is nn.BatchNorm1d else m() for m in middle]
+        return nn.Sequential(nn.Linear(5, 8), *made, nn.Tanh(), nn.Linear(8, 3))
+
+    draw = torch.Generator().manual_seed(0)
+    data = [
+        {"x": torch.randn(5, generator=draw), "y": torch.randint(3, (), generator=draw)}
+        for _ in range(32)
+    ]
+    return Experiment(
+        model=model,
+        data=data,
+        loss=loss,
+        count=lambda batch: len(batch["y"]),
+        optimizer=lambda m: torch.optim.AdamW(m.parameters(), lr=1e-2),
+        updates=updates,
+    )
+
+
+def check(made: Experiment, **how: object) -> Verdict:
+    return equivtest.check(made, Plan(4, 2, 2), precision="fp64", **how)  # type: ignore[arg-type]
+
+
+normalised = an_experiment(nn.BatchNorm1d)
+
+
+def test_a_source_explains_and_what_is_left_is_within() -> None:
+    verdict = check(normalised, expect="source.batchnorm")
+    assert (verdict.status, verdict.causes) == ("explained", ("source.batchnorm",))
+    assert verdict.passed
+    assert verdict.sources["source.batchnorm"] >= 0.9999
+    assert verdict.remainder is not None
+    assert sum(verdict.sources.values()) + verdict.remainder == pytest.approx(1, abs=1e-6)
+    assert "first at `1` (BatchNorm1d)" in verdict.source_rows[0].where
+    assert verdict.margin <= 1
+    assert all(row.isolated_margin is None or row.isolated_margin <= 1 for row in verdict.rows)
+    assert verdict.split_margin is not None
+    assert verdict.split_margin > 1e6  # as it was before
+
+
+def test_the_loop_is_still_judged_beside_a_source() -> None:
+    def forgets_world_size(rank: Rank) -> None:
+        for group in rank.groups:
+            rank.optimizer.zero_grad()
+            for batch in group:
+                (rank.loss(rank.model, batch).total / group.count).backward()
+            rank.optimizer.step()
+
+    verdict = check(normalised, loop=forgets_world_size)
+    assert verdict.status == "fault"
+    assert verdict.cause == "differs.gradient"
+    assert verdict.sources["source.batchnorm"] >= 0.9999
+    assert not replace(verdict, expect=("source.batchnorm",)).passed
+
+
+@pytest.mark.parametrize("isolate", ["auto", "always"])
+def test_a_case_without_sources_has_none(isolate: str) -> None:
+    verdict = check(an_experiment(), isolate=isolate)
+    assert (verdict.status, verdict.source_rows) == ("equivalent", ())
+    assert not replace(verdict, expect=("source.batchnorm",)).passed
+
+
+def test_never_leaves_it_unexplained() -> None:
+    verdict = check(normalised, isolate="never", expect="source.batchnorm")
+    assert (verdict.status, verdict.causes, verdict.passed) == ("unexplained", (), False)
+
+
+def test_what_could_not_be_named_is_not_passed_by_naming_the_rest() -> None:
+    verdict = check(normalised, expect="source.batchnorm")
+    spoilt = replace(verdict, findings=(*verdict.findings, Finding("", "something else")))
+    assert verdict.passed
+    assert not spoilt.passed
+
+
+def test_isolate_is_one_of_three() -> None:
+    with pytest.raises(ValueError, match="isolate='sometimes': pass auto, always or never"):
+        check(normalised, isolate="sometimes")
