@@ -1,0 +1,101 @@
+"""Every use that a forward makes of the statistics of its batch, whichever module makes it.
+
+``BatchNorm1d`` to ``3d``, the lazy ones, ``SyncBatchNorm`` on one process and code that calls
+``torch.nn.functional.batch_norm`` itself all come through one function of torch. Those that are
+frozen, or normalise by example (GroupNorm, LayerNorm, InstanceNorm), do not use the batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+_NAMES = (
+    *("input", "weight", "bias", "running_mean", "running_var"),
+    *("training", "momentum", "eps", "cudnn_enabled"),
+)
+"""The arguments of ``torch.batch_norm``, in order."""
+
+
+@dataclass(frozen=True)
+class Use:
+    """One normalisation by the statistics of a batch.
+
+    Attributes:
+        number: of the use in its forward; recomputed under checkpointing it has a later one.
+        module: the module whose forward makes it; None where no module's does.
+        name: of the module, qualified.
+        input: shape ``(N, C, ...)``; statistics are taken over all axes but the second.
+    """
+
+    number: int
+    module: nn.Module | None
+    name: str
+    input: Tensor
+    _function: Callable[..., Tensor]
+    _arguments: Mapping[str, Any]
+
+    def normalised(self, rows: Tensor) -> Tensor:
+        """``rows`` by statistics of their own; it moves the running statistics."""
+        return self._function(**{**self._arguments, "input": rows})
+
+    def by_fixed(self, mean: Tensor, variance: Tensor) -> Tensor:
+        """By these statistics, which are constants; it moves nothing."""
+        fixed = {"running_mean": mean, "running_var": variance, "training": False}
+        return self._function(**{**self._arguments, **fixed})
+
+    def kept(self) -> Use:
+        """The same without the graph of its input."""
+        return replace(self, input=self.input.detach())
+
+
+@contextmanager
+def normalising(model: nn.Module, handle: Callable[[Use], Tensor]) -> Iterator[None]:
+    """Let ``handle`` give what each use gives, in the order in which they are made.
+
+    In torch's namespace, not by a mode of torch's: ``torch.autograd.backward`` suspends those, and
+    activation checkpointing computes a forward again inside it.
+    """
+    original = torch.batch_norm
+    uses = 0
+
+    def batch_norm(*args: Any, **kwargs: Any) -> Tensor:
+        nonlocal uses
+        arguments = {**dict(zip(_NAMES, args, strict=False)), **kwargs}
+        if not arguments["training"]:
+            return original(*args, **kwargs)
+        name, module = within[-1] if within else ("", None)
+        use = Use(uses, module, name, arguments["input"], original, arguments)
+        uses += 1
+        return handle(use)
+
+    with _standing_in(model) as within:
+        torch.batch_norm = batch_norm
+        try:
+            yield
+        finally:
+            torch.batch_norm = original
+
+
+@contextmanager
+def _standing_in(model: nn.Module) -> Iterator[list[tuple[str, nn.Module]]]:
+    """The modules whose forwards are running, with their names, the innermost last."""
+    within: list[tuple[str, nn.Module]] = []
+
+    def leave(*_: Any) -> None:
+        within.pop()
+
+    with ExitStack() as hooks:
+        for name, module in model.named_modules():
+
+            def enter(module: nn.Module, _: Any, name: str = name) -> None:
+                within.append((name, module))
+
+            hooks.callback(module.register_forward_pre_hook(enter).remove)
+            hooks.callback(module.register_forward_hook(leave, always_call=True).remove)
+        yield within
