@@ -18,7 +18,7 @@ from torch import Tensor
 
 from equivtest.arms.bench import Bench, Factor, Pass
 from equivtest.batches import Counts, denominator
-from equivtest.distance import accumulate, norms
+from equivtest.distance import accumulate, finite, norms
 from equivtest.observe.trace import MicrobatchTrace, Tensors
 from equivtest.plan import GroupLayout
 from equivtest.precision import unit_roundoff
@@ -57,6 +57,8 @@ class Replay:
         totals, counts, terms: of the losses made, by replica and microbatch.
         dtypes: floating dtypes that autograd saved in the forwards, where they were watched.
         shared: the forwards and root factors were the candidate's, bit for bit.
+        overflowing: first replica whose own sum is not finite in the case's dtype, where the loss
+            is scaled.
         buffers: predicted, by replica, after the last forward.
         loss, loss_sum: the normalised loss, and the sum of its microbatches' magnitudes.
     """
@@ -71,6 +73,7 @@ class Replay:
     terms: dict[tuple[int, int], tuple[str | None, ...]] = field(default_factory=dict)
     dtypes: frozenset[str] = frozenset()
     shared: bool = True
+    overflowing: int | None = None
     buffers: tuple[Tensors, ...] = ()
     loss: float = 0.0
     loss_sum: float = 0.0
@@ -185,6 +188,10 @@ class _Replaying:
             _add_in_dtype(reduced, [None if g is None else g * (1.0 / self.D) for g in replica])
         if self.loss_scale == 1.0:
             return reduced
+        if not all(finite(reduced)):
+            self.out.overflowing = next(
+                (r for r, replica in enumerate(self.sums) if not all(finite(replica))), None
+            )
         return [None if g is None else g * (1.0 / self.loss_scale) for g in reduced]
 
 

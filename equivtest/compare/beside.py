@@ -1,13 +1,9 @@
-"""What an update is judged on beside its gradient: skips, buffers, losses. Pure."""
+"""What an update is judged on beside its gradient: buffers and losses. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
-
-import torch
-from torch import Tensor
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 from equivtest.arms.replay import Replay
 from equivtest.compare.cause import Cause
@@ -15,134 +11,8 @@ from equivtest.compare.continuity import same_values
 from equivtest.compare.tolerance import oracle_tolerance, sum_tolerance
 from equivtest.compare.verdict import Finding
 from equivtest.distance import distance, norm, ratio
-from equivtest.observe.trace import OptimizerTrace, UpdateTrace
+from equivtest.observe.trace import UpdateTrace
 from equivtest.precision import Precision
-
-
-@dataclass(frozen=True)
-class Skips:
-    """What overflow makes of an update.
-
-    Attributes:
-        names: parameters whose gradient is not judged, because it is not finite.
-        findings, notes: what was wrong about it, and what is worth saying.
-    """
-
-    names: frozenset[str]
-    findings: tuple[Finding, ...]
-    notes: tuple[str, ...]
-
-
-def skips(
-    u: int,
-    seen: Sequence[UpdateTrace],
-    replay_finite: Mapping[str, bool],
-    candidate_finite: Mapping[str, bool],
-    precision: str,
-) -> Skips:
-    """Whether each optimizer was skipped in update ``u`` where it had to be, on every rank.
-
-    A scaler skips optimizer by optimizer: one may overflow beside another that does not.
-
-    Args:
-        seen: the update by rank.
-        replay_finite, candidate_finite: by parameter, no element of its gradient is NaN or inf (on
-            any rank).
-    """
-    names: set[str] = set()
-    findings: list[Finding] = []
-    notes: list[str] = []
-    for optimizer in seen[0].optimizers:
-        own = optimizer.names & replay_finite.keys()
-        replayed = all(replay_finite[n] for n in own)
-        found = all(candidate_finite[n] for n in own)
-        applied = [
-            other.applied
-            for update in seen
-            for other in update.optimizers
-            if other.names == optimizer.names
-        ]
-        if not found:
-            names |= own
-        findings += [
-            Finding(cause, text, update=u)
-            for cause, text in _skip_findings(u, applied, replayed, found)
-        ]
-        if not (replayed or found or any(applied)):
-            notes.append(
-                f"update {u} of {optimizer.kind.__name__} was skipped: its gradient overflows in "
-                f"{precision} at loss scale {seen[0].scale or 1:g}, in the replay as well; it is "
-                "not judged"
-            )
-    before, after = seen[0].scale, seen[0].scale_after
-    if notes and before is not None and after is not None and after >= before:
-        text = f"the loss scale did not fall after update {u} was skipped"
-        findings.append(Finding(Cause.SKIP, text, update=u))
-    return Skips(frozenset(names), tuple(findings), tuple(notes))
-
-
-def by_itself(findings: Sequence[Finding], oracle_finite: Callable[[], bool]) -> Iterator[Finding]:
-    """The findings, without a cause where the float64 large batch is not finite either.
-
-    Then the experiment diverges from the parameters that the update starts from, whatever the loop.
-    """
-    for finding in findings:
-        if finding.cause != Cause.NONFINITE or oracle_finite():
-            yield finding
-        else:
-            text = f"{finding.text}, and the float64 large batch's is not either: {_DIVERGES}"
-            yield replace(finding, cause="", text=text)
-
-
-_DIVERGES = "from the parameters that the update starts from the experiment itself diverges"
-
-
-def _skip_findings(
-    u: int, applied: Sequence[bool], replay_finite: bool, candidate_finite: bool
-) -> Iterator[tuple[Cause, str]]:
-    if len(set(applied)) > 1:
-        who = [rank for rank, a in enumerate(applied) if not a]
-        yield Cause.SKIP, f"ranks {who} skipped update {u} and the others applied it"
-    if not candidate_finite and any(applied):
-        yield Cause.NONFINITE, f"update {u} was applied with a gradient that is not finite"
-    elif not candidate_finite and replay_finite:
-        yield (
-            Cause.GRADIENT,
-            f"the gradient of update {u} is not finite, and that of the plan's microbatches is",
-        )
-    elif candidate_finite and replay_finite and not applied[0]:
-        yield Cause.SKIP, f"update {u} was skipped although its gradient is finite"
-
-
-def untouched(u: int, update: UpdateTrace, seen: OptimizerTrace) -> Iterator[Finding]:
-    """A skipped update moves neither parameters nor state.
-
-    A fused optimizer is called and skips inside: state that it makes then holds nothing but zeros.
-    """
-    moved = [
-        n for n in sorted(seen.names) if not same_values(update.after.get(n), update.before.get(n))
-    ]
-    state = [
-        n
-        for n, entries in seen.state_after.items()
-        for key, value in entries.items()
-        if not same_values(value, seen.state_before.get(n, {}).get(key))
-        and not (key not in seen.state_before.get(n, {}) and _nothing(value))
-    ]
-    if moved or state:
-        yield Finding(
-            Cause.SKIP,
-            f"update {u} was skipped, yet {(moved or state)[0]!r} moved",
-            update=u,
-            tensor=(moved or state)[0],
-        )
-
-
-def _nothing(value: Any) -> bool:
-    """A zero, or a tensor of zeros."""
-    if isinstance(value, Tensor):
-        return not bool(torch.count_nonzero(value))
-    return bool(value == 0)
 
 
 def buffers(u: int, replay: Replay, seen: Sequence[UpdateTrace], A: int) -> Iterator[Finding]:

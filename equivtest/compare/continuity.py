@@ -244,6 +244,7 @@ def _disagreements(first: Trace, other: Trace) -> Iterator[Finding]:
                     tolerance=0.0,
                 )
                 break
+        yield from _other_scaler(other.rank, u, a, b)
         yield from _other_hyperparameters(
             other.rank,
             f"at update {u}",
@@ -253,6 +254,24 @@ def _disagreements(first: Trace, other: Trace) -> Iterator[Finding]:
     yield from _other_hyperparameters(
         other.rank, "when the loop ends", first.groups_after, other.groups_after
     )
+
+
+def _other_scaler(rank: int, u: int, mine: UpdateTrace, theirs: UpdateTrace) -> Iterator[Finding]:
+    """Scale and growth tracker: with other ones a rank skips, or grows, where the others do not."""
+    pairs = [("scale at the backward", theirs.scale, mine.scale)]
+    pairs += [(k.strip("_"), theirs.scaler_after.get(k), v) for k, v in mine.scaler_after.items()]
+    told = ", ".join(
+        f"{what} {other:g} and {first:g}"
+        for what, other, first in pairs
+        if other is not None and first is not None and other != first
+    )
+    if told:
+        yield Finding(
+            Cause.RANKS,
+            f"the loss scaler of rank {rank} is not rank 0's in update {u}: {told}",
+            update=u,
+            rank=rank,
+        )
 
 
 def _other_hyperparameters(

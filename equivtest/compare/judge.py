@@ -96,7 +96,8 @@ def _verdict(
 
 
 def _explained(updates: Sequence[Judged]) -> list[Explained]:
-    return [judged.explained for judged in updates if judged.explained]
+    both = [one for judged in updates for one in (judged.explained, judged.skipped)]
+    return [one for one in both if one is not None]
 
 
 def _beside_the_plan(case: Case, traces: Sequence[Trace], initial: Tensors) -> Iterator[Finding]:

@@ -15,12 +15,12 @@ from equivtest.arms.case import Case
 from equivtest.arms.reference import Reference
 from equivtest.compare import optimizer as replayed
 from equivtest.compare.average import ExpectedAverage
-from equivtest.compare.beside import untouched
 from equivtest.compare.cause import Cause
 from equivtest.compare.clip import clip_of, judge_clip
 from equivtest.compare.continuity import same_values
 from equivtest.compare.optimizer import ExpectedOptimizers
 from equivtest.compare.planned import scheduler_calls
+from equivtest.compare.skips import untouched
 from equivtest.compare.verdict import Finding, TensorRow
 from equivtest.distance import distance, norm, ratio
 from equivtest.experiment import Experiment

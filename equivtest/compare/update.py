@@ -26,12 +26,16 @@ from equivtest.compare.gradient import (
 )
 from equivtest.compare.norm_clip import NormClip
 from equivtest.compare.rows import isolated, tensor_row, update_row
+from equivtest.compare.skips import Skips, by_itself
+from equivtest.compare.skips import skips as judge_skips
 from equivtest.compare.telling import gradient_finding, over, split_finding
 from equivtest.compare.value_clip import Clamped
 from equivtest.compare.verdict import Finding, TensorRow, UpdateRow
 from equivtest.compare.weights import Weights, fit
 from equivtest.distance import MaybeTensors, finite, norm
+from equivtest.isolate import scaler_skip
 from equivtest.isolate.isolating import Explained, explain
+from equivtest.isolate.scaler_skip import Arms
 from equivtest.observe.trace import MicrobatchTrace, Trace, UpdateTrace
 from equivtest.plan import GroupLayout
 from equivtest.precision import unit_roundoff
@@ -48,7 +52,8 @@ class Judged:
         smallest_weight_seen: see ``Card``.
         dtypes: that the replay's forwards saved.
         seen: the update by rank, with the gradient that was judged.
-        explained: what its sources are, where the split diverges.
+        explained: what its sources are, where the split diverges; ``skipped``, where a skip tells
+            the arms apart.
     """
 
     row: UpdateRow
@@ -61,6 +66,7 @@ class Judged:
     dtypes: frozenset[str]
     seen: tuple[UpdateTrace, ...]
     explained: Explained | None = None
+    skipped: Explained | None = None
 
 
 def judge_update(
@@ -96,17 +102,16 @@ class _UpdateJudge:
     notes: list[str] = field(default_factory=list)
     weights: tuple[tuple[int, int, int, float, float, float], ...] = ()
     explained: Explained | None = None
+    skipped: Explained | None = None
 
     def judge(self, always_oracle: bool) -> Judged:
         self.findings += beside.buffers(self.u, self.replay, self.seen, self.case.plan.A)
-        right = self._finite([self.replay.expected])
-        skips = beside.skips(
-            self.u, self.seen, right, self._finite(self.gradients), self.case.precision.name
-        )
+        right = self._finite([self.replay.expected, *self._reduced_if_scaled()])
+        skips = judge_skips(self.u, self.seen, right, self._finite(self.gradients))
         if self.u == 0 and not all(right.values()):
             self.oracle.check_finite()
-        self.findings += beside.by_itself(skips.findings, lambda: self.oracle.finite)
-        self.notes += skips.notes
+        self.findings += by_itself(skips.findings, lambda: self.oracle.finite)
+        self._overflows(skips)
         left_out = skips.names | self._unheld()
         a = self._against_replay(left_out, self.gradients, self.replay)
         if not all(one.within for one in a):
@@ -125,7 +130,38 @@ class _UpdateJudge:
             dtypes=self.replay.dtypes,
             seen=tuple(self.seen),
             explained=self.explained,
+            skipped=self.skipped,
         )
+
+    def _reduced_if_scaled(self) -> list[MaybeTensors]:
+        """What a scaler looks at, where there is one: a sum may overflow in the case's dtype."""
+        return [] if self.seen[0].scale is None else [self.replay.reduced]
+
+    def _overflows(self, skips: Skips) -> None:
+        """What was skipped, and whether the large batch would be; and the other way around."""
+        arms = Arms(
+            names=self.names,
+            precision=self.case.precision,
+            D=self.case.plan.D,
+            replay=self.replay,
+            large=lambda factor: finite(self._large_times(factor).gradients),
+            microbatch=lambda *place: self.reference.reached(
+                self.group, self.start, self.traces, self.u, self.loss_scale, place
+            ),
+            whole=lambda: self.reference.reached_by_large(self.group, self.start, self.loss_scale),
+        )
+        history = self.traces[0].updates[: self.u + 1]
+        found = [scaler_skip.skipped(arms, history, o) for o in skips.optimizers]
+        only_large = [scaler_skip.applied(arms, history, o) for o in skips.applied]
+        found += [skip for skip in only_large if skip is not None]
+        self.skipped = scaler_skip.explained(found, self.case.isolate)
+        unit = self.reference.scheduler_unit
+        findings, notes = scaler_skip.told(found, self.traces[0], unit, self.case.isolate)
+        self.findings += findings
+        self.notes += notes
+
+    def _large_times(self, factor: float) -> Whole:
+        return self.reference.large(self.group, self.start, self.loss_scale * factor)
 
     def _against_replay(
         self, skipped: frozenset[str], gradients: Sequence[MaybeTensors], replay: Replay
@@ -212,7 +248,7 @@ class _UpdateJudge:
 
     @cached_property
     def large(self) -> Whole:
-        return self.reference.large(self.group, self.start, self.loss_scale)
+        return self._large_times(1.0)
 
     def _unheld(self) -> frozenset[str]:
         """Parameters that no optimizer holds: only a clip by norm makes use of their gradients."""

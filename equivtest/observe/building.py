@@ -74,6 +74,7 @@ class OpenUpdate:
     scaler: GradScaler | None = None
     scale: float | None = None
     scale_after: float | None = None
+    scaler_after: dict[str, float] = field(default_factory=dict)
     unscaled: bool = False
     clip_bounds: list[float] = field(default_factory=list)
     clipped_scaled: bool = False
@@ -104,6 +105,7 @@ class OpenUpdate:
             applied=all(optimizer.applied for optimizer in self.optimizers.values()),
             scale=self.scale,
             scale_after=self.scale_after,
+            scaler_after=self.scaler_after,
             clip_bounds=tuple(self.clip_bounds),
             clipped_scaled=self.clipped_scaled,
             norm_taken=self.normed is not None,

@@ -119,6 +119,8 @@ class UpdateTrace:
         optimizers: those that were attempted.
         applied: every optimizer that was attempted was applied.
         scale: loss scale at the backward, None without a scaler; ``scale_after`` after its update.
+        scaler_after: the numbers of the scaler's ``state_dict()`` after its update, the count of
+            updates since the scale last moved (``_growth_tracker``) among them.
         clip_bounds: bounds of the clips that were seen between last backward and update.
         norm_taken: ``gradient`` is what a norm was last taken of, where no clip was seen.
         clipped_scaled: a clip was seen on gradients that were still scaled.
@@ -138,6 +140,7 @@ class UpdateTrace:
     applied: bool
     scale: float | None = None
     scale_after: float | None = None
+    scaler_after: Mapping[str, float] = field(default_factory=dict)
     clip_bounds: tuple[float, ...] = ()
     clipped_scaled: bool = False
     norm_taken: bool = False

@@ -62,6 +62,11 @@ class UpdateRecording(Recording):
     def _on_scaler_update(self, scaler: GradScaler, *_: Any, **__: Any) -> None:
         if scaler.is_enabled() and self._open.scaler in (None, scaler):
             self._open.scale_after = float(scaler.get_scale())
+            self._open.scaler_after = {
+                key: value
+                for key, value in scaler.state_dict().items()
+                if isinstance(value, (int, float))
+            }
             self._event("scaler update", f"scale {self._open.scale_after:g}")
 
     # -- clip
