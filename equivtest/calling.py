@@ -13,8 +13,13 @@ from typing import Any
 
 from equivtest.outofmemory import ran_out
 
-BACKEND_REFUSES = "NCCL does not support"
-"""How torch words what no process group of NCCL's can do: reduce a sparse gradient."""
+BACKEND_REFUSES = (
+    "NCCL does not support",
+    "SyncBatchNorm layers only work with GPU",
+    "SyncBatchNorm expected input tensor to be on GPU",
+)
+"""How torch words what a backend cannot do: NCCL reduces no sparse gradient, SyncBatchNorm wants
+GPUs."""
 
 _OWN = os.path.dirname(os.path.abspath(__file__)) + os.sep
 _BETWEEN = (contextlib.__file__, functools.__file__)

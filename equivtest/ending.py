@@ -37,8 +37,9 @@ def failed(
                 return unfinished(experiment, case, alone)
             reason = None
         words = (failure.exception_message or "").partition("\n")[0]
-        limit = failure.exception_type in REFUSALS or words.startswith(BACKEND_REFUSES)
-        if reason is None and case.loop is None and limit:  # the recipe is not at fault
+        backends = words.startswith(BACKEND_REFUSES)
+        own = case.loop is None and failure.exception_type in REFUSALS  # the recipe's: no mistake
+        if reason is None and (backends or own):
             reason = f"torch refuses it: {words}"
         if reason is not None:
             return not_run(experiment, case, reason)

@@ -223,7 +223,7 @@ class Whole:
         """``S_t``: by tensor, the sum of the norms of the parts' gradients.
 
         Parts are single examples, or, where a model refuses those or its examples see each other,
-        fixed parts of four: the same for every plan of the group.
+        fixed parts of four (a last one of five): the same for every plan of the group.
         """
         return self._scale[0]
 
@@ -235,7 +235,7 @@ class Whole:
     @cached_property
     def _scale(self) -> tuple[list[float], bool]:
         """``scale`` and ``coupled``."""
-        fixed = self._parts_of(FIXED_SPLIT)
+        fixed = self._fixed_parts()
         try:
             single = self.cut(self._parts_of(1))
         except (RuntimeError, ValueError):
@@ -267,6 +267,11 @@ class Whole:
 
     def _parts_of(self, size: int) -> tuple[tuple[int, ...], ...]:
         return tuple(self.ids[i : i + size] for i in range(0, len(self.ids), size))
+
+    def _fixed_parts(self) -> tuple[tuple[int, ...], ...]:
+        """Parts of four; a last example alone, which a model may refuse, joins those before it."""
+        *parts, last = self._parts_of(FIXED_SPLIT)
+        return (*parts[:-1], parts[-1] + last) if parts and len(last) == 1 else (*parts, last)
 
     def _cut(self, parts: Sequence[tuple[int, ...]]) -> Cut:
         total: Sum = [None] * len(self.bench.names)

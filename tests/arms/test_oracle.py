@@ -207,6 +207,19 @@ def test_the_scale_of_coupled_examples_is_over_parts_of_four() -> None:
     assert found.scale == pytest.approx(expected, rel=1e-9, abs=1e-15)
 
 
+def test_no_part_of_the_scale_is_a_single_example_that_a_model_may_refuse() -> None:
+    # Five examples: not four and one, which BatchNorm1d refuses, but one part. S_t is then the
+    # norm of the whole gradient.
+    made = an_experiment(
+        lambda: nn.Sequential(nn.Linear(3, 16), nn.BatchNorm1d(16), nn.Tanh(), nn.Linear(16, 1)),
+        curved.data[:5],
+        squared,
+    )
+    found = whole(made)
+    assert found.coupled
+    assert found.scale == [float(g.norm()) for g in found.gradients if g is not None]
+
+
 def test_a_gradient_of_pure_rounding_does_not_make_examples_coupled() -> None:
     # The bias after which a softmax over the features is taken back: its sum direction is null.
     class Shifted(nn.Module):

@@ -9,7 +9,7 @@ import pytest
 from normalised import CUBE, FLAT, IMAGE, LINE, an_experiment, cube, dense, image, line
 from torch import nn
 
-from equivtest import Plan, Verdict, check
+from equivtest import Plan, Rank, Verdict, check
 
 KINDS: dict[str, tuple[Any, Any, str]] = {
     "1d": (lambda: dense(nn.BatchNorm1d(8)), FLAT, "first at `1` (BatchNorm1d)"),
@@ -107,6 +107,25 @@ def test_every_kind_is_isolated_and_its_module_named(kind: str) -> None:
     explained(check(an_experiment(model, data), Plan(4, 2, 2), precision="fp64"), where)
 
 
+LAST_GROUPS = {  # examples beyond the first group of eight, and a kind that runs them
+    "a microbatch of one beside one without": (1, "2d"),
+    "two replicas of one": (2, "2d"),
+    "three and two": (5, "1d"),
+    "five": (5, "folded, in turns"),
+}
+
+
+@pytest.mark.parametrize("last", LAST_GROUPS)
+def test_it_is_isolated_in_a_last_group(last: str) -> None:
+    beyond, kind = LAST_GROUPS[last]
+    model, data, where = KINDS[kind]
+    made = an_experiment(model, data[: 8 + beyond], updates=2, last_group="process")
+    verdict = check(made, Plan(4, 1, 2), precision="fp64")
+    explained(verdict, where)
+    isolated = {row.update for row in verdict.rows if row.isolated_margin is not None}
+    assert isolated == ({0, 1} if beyond > 1 else {0})
+
+
 PLANS = (Plan(8, 2, 1), Plan(2, 2, 4), Plan((3, 5), 2, 2), Plan((2, 3, 3), 3, 2))
 
 
@@ -133,3 +152,45 @@ def test_what_does_not_use_its_batch_is_left_alone(kind: str) -> None:
     verdict = check(an_experiment(model, data), Plan(4, 2, 2), precision="fp64", isolate="always")
     assert verdict.status == "equivalent", verdict.explain()
     assert "source.batchnorm" not in verdict.sources
+
+
+# -- what torch refuses
+
+
+@pytest.mark.parametrize(
+    "plan", [Plan(1, 4, 2), Plan((1, 3), 2, 2), Plan(1, 1, 1), Plan(1, 1, 2)], ids=str
+)
+def test_a_microbatch_of_one_is_not_run_for_torchs_reason(plan: Plan) -> None:
+    verdict = check(an_experiment(lambda: dense(nn.BatchNorm1d(8))), plan, precision="fp64")
+    assert verdict.status == "not-run", verdict.explain()
+    assert "Expected more than 1 value per channel when training" in verdict.explain()
+
+
+def test_a_last_microbatch_of_one_is_not_run_either() -> None:
+    whole = an_experiment(
+        lambda: dense(nn.BatchNorm1d(8)), FLAT[:9], updates=2, last_group="process"
+    )
+    verdict = check(whole, Plan(2, 2, 2), precision="fp64")  # 9 examples: the last group has 1
+    assert verdict.status == "not-run", verdict.explain()
+    assert "Expected more than 1 value per channel when training" in verdict.explain()
+
+
+def test_one_image_has_many_values_per_channel_and_is_run() -> None:
+    made = an_experiment(lambda: image(nn.BatchNorm2d(4)), IMAGE)
+    explained(check(made, Plan(1, 2, 2), precision="fp64"), "first at `1` (BatchNorm2d)")
+    assert check(made, Plan(1, 1, 1), precision="fp64").status == "equivalent"
+
+
+def calls_it_itself(rank: Rank) -> None:
+    for group in rank.groups:
+        for batch in group:
+            rank.loss(rank.module, batch).total.backward()
+
+
+@pytest.mark.parametrize("how", [{}, {"loop": calls_it_itself, "wrap": lambda module: module}])
+def test_synchronised_statistics_are_not_run_without_a_gpu(how: dict[str, Any]) -> None:
+    made = an_experiment(lambda: dense(nn.SyncBatchNorm(8)))
+    verdict = check(made, Plan(4, 2, 2), precision="fp64", **how)
+    assert verdict.status == "not-run", verdict.explain()
+    assert "SyncBatchNorm" in verdict.explain()
+    assert "GPU" in verdict.explain()
