@@ -60,8 +60,7 @@ class Tally:
         row = self.row(what, precision)
         row.statuses[str(verdict.status)] += 1
         row.tensors.update(str(tensor.state) for tensor in verdict.rows)
-        if verdict.card.D <= 2:
-            row.bits.update("equal" if u.replay_bits_equal else "other" for u in verdict.updates)
+        row.bits.update("equal" if u.replay_bits_equal else "other" for u in verdict.updates)
         for letter, name in MARGINS.items():
             found = getattr(verdict, name)
             if found is not None:
@@ -121,7 +120,7 @@ class Tally:
 
 def _table(rows: dict[str, Row]) -> Iterable[str]:
     statuses = [s for s in Status if any(row.statuses[s] for row in rows.values())]
-    heads = ["precision", "cases", *statuses, "not judged", "bit for bit, D ≤ 2", *MARGINS]
+    heads = ["precision", "cases", *statuses, "not judged", "bit for bit", *MARGINS]
     yield "| " + " | ".join(heads) + " |"
     yield "| --- |" + " ---: |" * (len(heads) - 1)
     for precision, row in sorted(rows.items()):

@@ -16,10 +16,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from equivtest.arms.allreduce import ring_average
 from equivtest.arms.bench import Bench, Factor, Pass
 from equivtest.batches import Counts, denominator
 from equivtest.distance import accumulate, finite, norms
-from equivtest.observe.trace import MicrobatchTrace, Tensors
+from equivtest.observe.trace import MicrobatchTrace, Reduction, Tensors
 from equivtest.plan import GroupLayout
 from equivtest.precision import unit_roundoff
 
@@ -30,6 +31,11 @@ Around = Callable[[Sequence[int]], AbstractContextManager[Any]]
 def nothing(_: Sequence[int]) -> AbstractContextManager[Any]:
     """Nothing around a forward and backward."""
     return nullcontext()
+
+
+FACTOR_UNITS = 4.0
+"""Roundoffs of the loss's dtype that a root factor may be off: a division by a count, a product
+with D, one with a loss scale and one more."""
 
 
 @dataclass(frozen=True)
@@ -51,6 +57,8 @@ class Replay:
         expected: the gradient that the plan asks for, in float64.
         reduced: the gradient as the loop's own arithmetic gives it, in the case's dtype: added up
             in order on each replica, averaged over them, unscaled.
+        exact: ``reduced`` is what torch computes to the bit: how the loop reduced is known.
+        weighed: the root factors were the expected ones, but for their rounding.
         scale: by tensor, the sum over microbatches of the norms of what was added; ``added`` are
             those norms by replica and microbatch.
         parts: each microbatch's contribution to ``expected`` by replica and microbatch, where kept.
@@ -66,6 +74,8 @@ class Replay:
     expected: list[Tensor | None]
     reduced: list[Tensor | None]
     scale: list[float]
+    exact: bool = False
+    weighed: bool = True
     added: dict[tuple[int, int], list[float]] = field(default_factory=dict)
     parts: dict[tuple[int, int], list[Tensor | None]] = field(default_factory=dict)
     totals: dict[tuple[int, int], tuple[float, ...]] = field(default_factory=dict)
@@ -121,11 +131,13 @@ class _Replaying:
         self.seen = seen if seen is not None and _matches(seen, group) else None
         self.buffers = [dict(b) for b in start.buffers]
         self.sums: list[list[Tensor | None]] = [[None] * len(bench.names) for _ in range(self.D)]
+        self.reductions = _reductions(self.seen, bench.names)
         self.out = Replay(
             expected=[None] * len(bench.names),
             reduced=[],
             scale=[0.0] * len(bench.names),
             shared=self.seen is not None,
+            exact=self.reductions is not None,
         )
         bench.load(start.parameters)
 
@@ -134,6 +146,7 @@ class _Replaying:
             before_broadcast = self.buffers[0]
             for r in range(self.D):
                 self._microbatch(r, k, before_broadcast)
+            self._reduce(self.reductions[k] if self.reductions is not None else None)
         self.out.reduced = self._reduced()
         self.out.buffers = tuple(self.buffers)
         return self.out
@@ -152,6 +165,7 @@ class _Replaying:
             alone = self._run(r, k, factors.only(term), seen, buffers)
             accumulate(share, alone.gradients, correction)
         self._add(r, k, run, share)
+        self.out.weighed &= factors.right
         self.out.shared &= seen is not None and factors.observed and run.totals == seen.totals
 
     def _run(
@@ -181,17 +195,40 @@ class _Replaying:
         out.loss += loss
         out.loss_sum += abs(loss)
 
+    def _reduce(self, reductions: Sequence[Reduction] | None) -> None:
+        """Every replica's sums become their average, as the wrapper takes it, if it does here."""
+        if reductions is None:
+            return
+        self._note_overflow()
+        at = {name: t for t, name in enumerate(self.bench.names)}
+        for bucket in reductions[0].buckets:
+            inside = [at[name] for name in bucket]
+            averaged = ring_average(
+                [[sums[t] for t in inside] for sums in self.sums],
+                [self.bench.module.get_parameter(name) for name in bucket],
+                [[name in reduction.in_place for name in bucket] for reduction in reductions],
+            )
+            for sums in self.sums:
+                for t, average in zip(inside, averaged, strict=True):
+                    sums[t] = average
+
+    def _note_overflow(self) -> None:
+        """Which replica's own sum is not finite, before an average makes all of them so."""
+        if self.loss_scale != 1.0 and self.out.overflowing is None:
+            odd = (r for r, sums in enumerate(self.sums) if not all(finite(sums)))
+            self.out.overflowing = next(odd, None)
+
     def _reduced(self) -> list[Tensor | None]:
-        """The average over replicas as DDP takes it: divided first, then added in rank order."""
+        """What the reductions left; without one that is known, the average in rank order."""
         reduced: list[Tensor | None] = [None] * len(self.bench.names)
-        for replica in self.sums:
-            _add_in_dtype(reduced, [None if g is None else g * (1.0 / self.D) for g in replica])
+        if self.out.exact:
+            reduced = self.sums[0]
+        else:
+            self._note_overflow()
+            for replica in self.sums:
+                _add_in_dtype(reduced, [None if g is None else g * (1.0 / self.D) for g in replica])
         if self.loss_scale == 1.0:
             return reduced
-        if not all(finite(reduced)):
-            self.out.overflowing = next(
-                (r for r, replica in enumerate(self.sums) if not all(finite(replica))), None
-            )
         return [None if g is None else g * (1.0 / self.loss_scale) for g in reduced]
 
 
@@ -207,6 +244,7 @@ class _Factors:
     ) -> None:
         self._seen, self._counts, self._D, self._scale = seen, counts, D, loss_scale
         self.observed = seen is not None
+        self.right = True
         self._made: list[tuple[int, float, torch.dtype]] = []
 
     def __call__(self, k: int, term: str | None, dtype: torch.dtype) -> float | None:
@@ -220,6 +258,8 @@ class _Factors:
                 self.observed = False
             else:
                 factor = given
+                off = abs(factor - wanted)
+                self.right &= off <= FACTOR_UNITS * unit_roundoff(dtype) * abs(wanted)
         # A factor that overflowed is no weight to put right: the gradient overflows with it.
         if math.isfinite(factor):
             self._made.append((k, 1.0 / self._counts[term] / factor, dtype))
@@ -250,6 +290,24 @@ class _Factors:
 
 def _matches(seen: Sequence[Sequence[MicrobatchTrace]], group: GroupLayout) -> bool:
     return [len(replica) for replica in seen] == [len(replica) for replica in group.ids]
+
+
+def _reductions(
+    seen: Sequence[Sequence[MicrobatchTrace]] | None, names: Sequence[str]
+) -> list[list[Reduction] | None] | None:
+    """By microbatch each replica's reduction, or None where there was none.
+
+    None for all unless the group ends with one that is known and holds every parameter.
+    """
+    if seen is None:
+        return None
+    found: list[list[Reduction] | None] = []
+    for at_once in zip(*seen, strict=True):
+        known = [m.reduction for m in at_once if m.reduction is not None]
+        found.append(known if len(known) == len(at_once) else None)
+    last = found[-1] if found else None
+    held = [] if last is None else [name for bucket in last[0].buckets for name in bucket]
+    return found if sorted(held) == sorted(names) else None
 
 
 def _add_in_dtype(total: list[Tensor | None], part: Sequence[Tensor | None]) -> None:

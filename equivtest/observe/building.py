@@ -14,6 +14,7 @@ from equivtest.observe.trace import (
     Gradients,
     MicrobatchTrace,
     OptimizerTrace,
+    Reduction,
     State,
     Tensors,
     UpdateTrace,
@@ -35,6 +36,7 @@ class OpenMicrobatch:
     reached: bool = False
     ended: bool = False
     hidden: bool = False
+    reduction: Reduction | None = None
     dtypes: set[torch.dtype] = field(default_factory=set)
     peak_bytes: int = 0
     nodes: int = 0
@@ -48,6 +50,7 @@ class OpenMicrobatch:
             rng=self.rng if self.rng_used else None,
             dtypes=() if self.hidden else tuple(sorted(str(dtype) for dtype in self.dtypes)),
             reduces=self.reduces,
+            reduction=self.reduction,
             broadcast=self.broadcast,
             peak_bytes=self.peak_bytes,
             nodes=self.nodes,

@@ -28,6 +28,7 @@ from equivtest.experiment import Loss, LossResult, Rank
 from equivtest.observe.building import OpenMicrobatch
 from equivtest.observe.hooks import ModuleHook, in_transform, outside_transforms, recomputing
 from equivtest.observe.patch import watched
+from equivtest.observe.reducing import Reductions
 from equivtest.observe.rng import RandomState
 from equivtest.observe.updates import CLAMPS, NORMS, UpdateRecording
 
@@ -47,6 +48,7 @@ class Observer(UpdateRecording):
         self._broadcast = False
         self._reached = False
         self._versions: list[tuple[int, int] | None] | None = None
+        self._reductions = Reductions(rank)
         self._loss = rank.loss
         rank.loss = self.watched_loss
 
@@ -95,6 +97,7 @@ class Observer(UpdateRecording):
             watched(
                 torch.autograd, "backward", before=self._on_backward, after=self._on_backward_end
             ),
+            watched(DistributedDataParallel, "forward", before=self._on_wrapper),
             watched(
                 DistributedDataParallel,
                 "_sync_buffers",
@@ -141,6 +144,10 @@ class Observer(UpdateRecording):
         )
         self._memory.restart()
         self._device.restart()
+
+    def _on_wrapper(self, wrapper: DistributedDataParallel, *_: Any, **__: Any) -> None:
+        if self._training():
+            self._reductions.forwarded(wrapper)
 
     def _on_forward(self, args: Any, kwargs: Any) -> None:
         if not self._training():
@@ -215,6 +222,7 @@ class Observer(UpdateRecording):
             self._settle(microbatch)
         self._reached = False
         self._versions = None if waiting else self._model.gradient_versions()
+        self._reductions.backward_begins()
         self._note_scale()
         self._event("backward")
 
@@ -223,8 +231,13 @@ class Observer(UpdateRecording):
             return
         self._note_unseen()
         update = self._open
-        if update.microbatches and update.microbatches[-1].reduces:
-            self._event("collective")
+        reduction = self._reductions.backward_ended(self._model.names())
+        if update.microbatches:
+            last = update.microbatches[-1]
+            last.reduction = reduction
+            last.reduces |= reduction is not None
+            if last.reduces:
+                self._event("collective")
         update.gradient, update.clip_bounds, update.clipped_scaled = None, [], False
         update.normed = None
         planned = self._planned[min(update.number, len(self._planned) - 1)]

@@ -45,6 +45,20 @@ class State:
 
 
 @dataclass(frozen=True)
+class Reduction:
+    """What ``DistributedDataParallel`` did at the end of a backward: divide by D, all-reduce.
+
+    Attributes:
+        buckets: parameter names by bucket, in the order in which they lie in its flat buffer.
+        in_place: parameters whose gradient lay in its bucket before the backward and was divided
+            there; the others' were multiplied by 1/D on their way into it.
+    """
+
+    buckets: tuple[tuple[str, ...], ...]
+    in_place: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True)
 class MicrobatchTrace:
     """One forward and what followed from it.
 
@@ -57,6 +71,7 @@ class MicrobatchTrace:
         dtypes: floating dtypes that autograd saved in the forward and that it gave; empty where
             they were not seen.
         reduces: the wrapper would reduce with this microbatch's backward.
+        reduction: how it did, where that is known to the bit.
         broadcast: buffers were broadcast before the forward.
         peak_bytes: most bytes that the autograd graph held, up to this microbatch's backward; on a
             GPU the most that were allocated there, from its forward to the next, or, for the last
@@ -71,6 +86,7 @@ class MicrobatchTrace:
     rng: RandomState | None = None
     dtypes: tuple[str, ...] = ()
     reduces: bool = False
+    reduction: Reduction | None = None
     broadcast: bool = False
     peak_bytes: int = 0
     nodes: int = 0

@@ -117,6 +117,7 @@ class UpdateRecording(Recording):
 
     def _on_attempted(self, scaler: GradScaler, optimizer: Optimizer, *_: Any, **__: Any) -> None:
         if scaler.is_enabled() and id(optimizer) not in self._open.ran:
+            self._refresh(optimizer)  # the scaler may have unscaled before it skipped
             self._open.after = self._model.parameters()
             self._event("update skipped")
 
