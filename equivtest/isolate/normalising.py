@@ -47,7 +47,7 @@ class Use:
     def by_fixed(self, mean: Tensor, variance: Tensor) -> Tensor:
         """By these statistics, which are constants; it moves nothing."""
         fixed = {"running_mean": mean, "running_var": variance, "training": False}
-        return self._function(**{**self._arguments, **fixed})
+        return self._function(**{**self._arguments, "input": self.input, **fixed})
 
     def kept(self) -> Use:
         """The same without the graph of its input."""
