@@ -1,0 +1,231 @@
+"""``source.coupling``: examples that see each other, in collate, in a module or in the loss.
+
+Found by a probe of a few examples, and isolated where it enters, everything else unchanged: the
+module, or the loss behind the model, runs on one microbatch after the other inside the large batch;
+what enters through collate (padding that leaks, a normalisation over the batch) by microbatches
+that are rows of the large batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from equivtest.compare.cause import Cause
+from equivtest.isolate.axes import Layout
+from equivtest.isolate.cutting import Anatomy, NotCuttable, in_chunks, loss_in_chunks
+from equivtest.isolate.isolation import Isolation, Run
+from equivtest.isolate.lab import Lab, rows_of
+from equivtest.isolate.padding import where_padding_leaks
+from equivtest.isolate.probe import Entry, first_coupling
+from equivtest.isolate.scene import Scene
+
+MOST = 4
+"""Places that one update is searched for."""
+
+EXAMPLES = "examples"
+SUM = "sum"
+"""How a tensor that all examples share is put together from microbatches, beside by a term's
+counts: as a mean over examples, or as a sum."""
+
+
+@dataclass
+class ModuleCoupling(Isolation):
+    """A module in which examples see each other.
+
+    Attributes:
+        name: its qualified name.
+        anatomy: of its calls.
+        weighing: a term of the loss, ``EXAMPLES`` or ``SUM``.
+        counts: by microbatch and term.
+    """
+
+    name: str
+    anatomy: tuple[Anatomy, ...]
+    weighing: str
+    counts: Mapping[tuple[int, ...], Mapping[str, float]]
+    where: str
+    cause: Cause = Cause.COUPLING
+    _refused: list[str] = field(default_factory=list)
+
+    @contextmanager
+    def whole(self, run: Run) -> Iterator[None]:
+        module = run.module.get_submodule(self.name)
+        sizes = [len(ids) for ids in run.chunks]
+        with in_chunks(module, self.anatomy, sizes, self._weights(run), self._refuse):
+            yield
+
+    def said(self) -> Sequence[str]:
+        return tuple(self._refused[:1])
+
+    def _refuse(self) -> None:
+        self._refused.append(
+            f"the microbatches cannot be told apart in the tensors of `{self.name}`: it was not "
+            "isolated"
+        )
+
+    def _weights(self, run: Run) -> list[float]:
+        if self.weighing == SUM:
+            return [1.0] * len(run.chunks)
+        if self.weighing == EXAMPLES:
+            sizes = [float(len(ids)) for ids in run.chunks]
+        else:
+            sizes = [self.counts.get(ids, {}).get(self.weighing, 0.0) for ids in run.chunks]
+        return [size / (sum(sizes) or 1.0) for size in sizes]
+
+
+@dataclass
+class LossCoupling(Isolation):
+    """A loss in which examples see each other."""
+
+    batch_layouts: tuple[Layout, ...]
+    anatomy: Mapping[tuple[str, int], Anatomy]
+    where: str = "in the loss"
+    cause: Cause = Cause.COUPLING
+    _refused: list[str] = field(default_factory=list)
+
+    @contextmanager
+    def whole(self, run: Run) -> Iterator[None]:
+        sizes = [len(ids) for ids in run.chunks]
+        with loss_in_chunks(run.bench, self.batch_layouts, self.anatomy, sizes, self._refuse):
+            yield
+
+    def said(self) -> Sequence[str]:
+        return tuple(self._refused[:1])
+
+    def _refuse(self) -> None:
+        self._refused.append(
+            "the microbatches cannot be told apart in what the loss works on: it was not isolated"
+        )
+
+
+@dataclass
+class RowsOfTheWhole(Isolation):
+    """A batch that shows an example otherwise than its microbatch does: padded or normalised.
+
+    Attributes:
+        ids: the examples of the large batch, in order.
+    """
+
+    batch_layouts: tuple[Layout, ...] | None
+    ids: tuple[int, ...]
+    where: str
+    cause: Cause = Cause.COUPLING
+    _refused: list[str] = field(default_factory=list)
+
+    @property
+    def parts_too(self) -> bool:
+        return True
+
+    def part_batch(self, run: Run, whole: Any) -> Any | None:
+        begin = _position(run.ids, self.ids)
+        if begin is None:
+            return None
+        try:
+            return rows_of(whole, self.batch_layouts, begin, begin + len(run.ids), len(self.ids))
+        except NotCuttable:
+            self._refused.append(
+                "the examples cannot be told apart in what collate returns: microbatches cannot be "
+                "cut from the large batch"
+            )
+            return None
+
+    def said(self) -> Sequence[str]:
+        return tuple(self._refused[:1])
+
+
+def detect(scene: Scene, found: Sequence[Isolation]) -> list[Isolation]:
+    """What couples the group's examples, beside BatchNorm."""
+    if len(scene.chunks) < 2:
+        return []
+    for lab in (Lab.few(scene), Lab.more(scene)):
+        if len(lab.chunks) > 1 and not lab.separable(()):
+            return _Search(lab).run()
+    return []
+
+
+@dataclass
+class _Search:
+    lab: Lab
+    found: list[Isolation] = field(default_factory=list)
+
+    def run(self) -> list[Isolation]:
+        """Isolations until the lab's examples are separable, at most ``MOST``."""
+        lab = self.lab
+        leaks = where_padding_leaks(lab)
+        if leaks is not None:
+            self.found.append(RowsOfTheWhole(lab.batch_layouts, lab.scene.group.flat, leaks))
+        while len(self.found) < MOST and not self._separable(self.found):
+            following = self._next()
+            if following is None:
+                break
+            self.found.append(following)
+        return self.found
+
+    def _next(self) -> Isolation | None:
+        """The isolation of the next place, the innermost module that it can be isolated at."""
+        entry = first_coupling(self.lab, self.found)
+        if entry is None:
+            layouts = self.lab.batch_layouts
+            done = any(isinstance(one, LossCoupling) for one in self.found)
+            return None if layouts is None or done else LossCoupling(layouts, self.lab.anatomy)
+        options = list(self._options(entry))
+        right = next((one for one in options if self._separable([*self.found, one])), None)
+        return right or next((one for one in options if self._moves_past(entry, one)), None)
+
+    def _options(self, entry: Entry) -> Iterator[ModuleCoupling]:
+        """At the module and those around it, for each way to put shared tensors together."""
+        terms = list(self.lab.scene.counts)
+        taken = {one.name for one in self.found if isinstance(one, ModuleCoupling)}
+        for name in _outwards(entry.name):
+            anatomy = _calls_of(name, self.lab.anatomy)
+            if name in taken or not anatomy:
+                continue
+            shared = any(one.shared for call in anatomy for one in call.outputs)
+            for weighing in (*terms, EXAMPLES, SUM) if shared else terms[:1]:
+                yield ModuleCoupling(
+                    name, anatomy, weighing, self._counts, self._where(entry, name)
+                )
+
+    def _where(self, entry: Entry, isolated: str) -> str:
+        kind = type(self.lab.scene.bench.module.get_submodule(isolated)).__name__
+        within = "" if isolated == entry.name else f", isolated as all of {Entry(isolated, kind)}"
+        return f"first at {entry}{within}"
+
+    @property
+    def _counts(self) -> dict[tuple[int, ...], Mapping[str, float]]:
+        scene = self.lab.scene
+        plan = dict(zip(scene.chunks, scene.chunk_counts, strict=True))
+        return {**self.lab.chunk_counts, **plan}
+
+    def _separable(self, isolations: Sequence[Isolation]) -> bool:
+        return self.lab.separable([_on_the_lab(one, self.lab) for one in isolations])
+
+    def _moves_past(self, entry: Entry, one: Isolation) -> bool:
+        return first_coupling(self.lab, [*self.found, one]) != entry
+
+
+def _on_the_lab(isolation: Isolation, lab: Lab) -> Isolation:
+    """The same for the lab's few examples as the large batch."""
+    if isinstance(isolation, RowsOfTheWhole):
+        return RowsOfTheWhole(isolation.batch_layouts, lab.examples, isolation.where)
+    return isolation
+
+
+def _outwards(name: str) -> Iterator[str]:
+    """The module and those that hold it, the model itself last."""
+    while name:
+        yield name
+        name = name.rpartition(".")[0]
+    yield ""
+
+
+def _calls_of(name: str, anatomy: Mapping[tuple[str, int], Anatomy]) -> tuple[Anatomy, ...]:
+    return tuple(one for (called, _), one in sorted(anatomy.items()) if called == name)
+
+
+def _position(part: tuple[int, ...], whole: tuple[int, ...]) -> int | None:
+    starts = range(len(whole) - len(part) + 1)
+    return next((at for at in starts if whole[at : at + len(part)] == part), None)

@@ -1,0 +1,224 @@
+"""A few examples of a group, run with and without isolations: what a probe looks at."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_flatten, tree_unflatten
+
+from equivtest.arms.build import seed_everything
+from equivtest.distance import accumulate, distance, norm
+from equivtest.isolate.axes import COPIES, Layout, fits, layout, rows
+from equivtest.isolate.cutting import Anatomy, NotCuttable
+from equivtest.isolate.isolation import Isolation, Run, entered
+from equivtest.isolate.scene import Scene
+from equivtest.isolate.still import batchnorm_aside, still
+from equivtest.isolate.watch import Call, by_key, tensors, watching
+
+FEW = 4
+"""Examples that are probed first: enough for two microbatches of two."""
+
+LOOKED_AT = 32
+"""Examples of the group that are looked at at most."""
+
+APART = 1e-9
+"""Relative distance of gradients beyond which it is no rounding of a few examples in float64: a
+coupling whose share is smaller is looked for by no probe, and stays unexplained."""
+
+Chunks = tuple[tuple[int, ...], ...]
+
+
+@dataclass(frozen=True)
+class Seen:
+    """One forward: the modules' calls, and totals and counts of the loss by term."""
+
+    calls: tuple[Call, ...]
+    totals: dict[str, Tensor]
+    counts: dict[str, float]
+
+
+@dataclass
+class Lab:
+    """Small batches on the float64 bench, from where the scene's update starts.
+
+    BatchNorm is put aside, and random operators draw constants.
+
+    Attributes:
+        chunks: the examples as microbatches; one after the other they are a batch.
+    """
+
+    scene: Scene
+    chunks: Chunks
+
+    @classmethod
+    def few(cls, scene: Scene) -> Lab:
+        """With up to ``FEW`` examples, the longest first and the shortest second: they pad each
+        other."""
+        distinct = list(dict.fromkeys(scene.group.flat))[:LOOKED_AT]
+        by_size = sorted(distinct, key=cls(scene, ()).elements, reverse=True)
+        ids = tuple(dict.fromkeys([by_size[0], by_size[-1], *distinct]))[:FEW]
+        half = len(ids) // 2
+        return cls(scene, tuple(part for part in (ids[:half], ids[half:]) if part))
+
+    @classmethod
+    def more(cls, scene: Scene) -> Lab:
+        """With up to ``LOOKED_AT`` examples in the plan's microbatches: what takes many to couple
+        (two experts, each chosen by some) may not show in few."""
+        chunks: list[tuple[int, ...]] = []
+        for chunk in scene.chunks:
+            if chunks and sum(map(len, chunks)) + len(chunk) > LOOKED_AT:
+                break
+            chunks.append(chunk)
+        return cls(scene, tuple(chunks))
+
+    def batch(self, ids: Sequence[int]) -> Any:
+        return self.scene.batches(ids)
+
+    @property
+    def examples(self) -> tuple[int, ...]:
+        return tuple(i for chunk in self.chunks for i in chunk)
+
+    def elements(self, i: int) -> int:
+        """Of the batch of one example."""
+        return sum(leaf.numel() for leaf in tensors(self.batch((i,))))
+
+    @property
+    def others(self) -> list[int]:
+        """Examples of the group that can stand in for one."""
+        return list(dict.fromkeys(self.scene.group.flat))[:LOOKED_AT]
+
+    # -- forwards
+
+    def forward(
+        self, ids: Sequence[int], isolations: Sequence[Isolation] = (), batch: Any = None
+    ) -> Seen:
+        """Of ``ids``, each a microbatch of its own where something is isolated."""
+        run = self._run(ids, tuple((i,) for i in ids))
+        isolated = entered(isolations, run, whole=True)
+        with self._ready(), still(), isolated, watching(run.module) as calls:
+            made, terms = run.bench.losses(self.batch(ids) if batch is None else batch)
+        named = {t: loss for t, loss in zip(terms, made, strict=True) if t is not None}
+        return Seen(
+            tuple(calls),
+            {term: loss.total.detach() for term, loss in named.items()},
+            {term: float(loss.count) for term, loss in named.items()},
+        )
+
+    def gradient(
+        self, chunks: Chunks, isolations: Sequence[Isolation] = (), batch: Any = None
+    ) -> list[Tensor | None]:
+        """Of the totals of ``chunks`` in one batch."""
+        ids = tuple(i for chunk in chunks for i in chunk)
+        run = self._run(ids, chunks)
+        whole = len(chunks) > 1
+        with self._ready(), still(), entered(isolations, run, whole=whole):
+            made = self.batch(ids) if batch is None else batch
+            return run.bench.run(made, lambda _, term, __: None if term is None else 1.0).gradients
+
+    def separable(self, isolations: Sequence[Isolation]) -> bool:
+        """The gradient of the chunks in one batch is the sum of the chunks' own."""
+        whole_batch = self.batch(self.examples)
+        parts = []
+        for chunk in self.chunks:
+            run = self._run(chunk, (chunk,))
+            batch = next(
+                (made for i in isolations if (made := i.part_batch(run, whole_batch)) is not None),
+                None,
+            )
+            parts.append(self.gradient((chunk,), isolations, batch))
+        return alike(added(parts), self.gradient(self.chunks, isolations))
+
+    @cached_property
+    def chunk_counts(self) -> dict[tuple[int, ...], dict[str, float]]:
+        """Supervised elements of the chunks and of each example, by term."""
+        parts = [*self.chunks, *((i,) for i in self.examples)]
+        return {ids: self.forward(ids).counts for ids in parts}
+
+    def _run(self, ids: Sequence[int], chunks: Chunks) -> Run:
+        return Run(self.scene.bench, tuple(ids), chunks, self.scene.group.update, self.scene.seed)
+
+    @contextmanager
+    def _ready(self) -> Iterator[None]:
+        start, bench = self.scene.start, self.scene.bench
+        bench.load(start.parameters, start.buffers[0])
+        seed_everything(0)
+        with batchnorm_aside(bench.module), torch.enable_grad():
+            yield
+
+    # -- where the examples lie
+
+    @cached_property
+    def batch_layouts(self) -> tuple[Layout, ...] | None:
+        """Of the tensors of a batch; None if its structure depends on the number of examples."""
+        made = [tree_flatten(self.batch([self.examples[0]] * n)) for n in COPIES]
+        if any(spec != made[0][1] for _, spec in made):
+            return None
+        return _layouts([tensors(leaves) for leaves, _ in made])
+
+    @cached_property
+    def anatomy(self) -> dict[tuple[str, int], Anatomy]:
+        """Of every module's calls, by name and number."""
+        seen = [by_key(self.forward([self.examples[0]] * n).calls) for n in COPIES]
+        found = {}
+        for key, first in seen[0].items():
+            calls = [first, *(one[key] for one in seen[1:] if key in one)]
+            inputs = _layouts([call.inputs for call in calls])
+            outputs = _layouts([call.outputs for call in calls])
+            if len(calls) == len(COPIES) and inputs is not None and outputs is not None:
+                found[key] = Anatomy(inputs, outputs)
+        return found
+
+    def rows_of(self, batch: Any, begin: int, end: int, n: int) -> Any:
+        """Examples ``begin`` to ``end`` of a batch of ``n``.
+
+        Raises:
+            NotCuttable: the batch axis of a tensor is not known.
+        """
+        return rows_of(batch, self.batch_layouts, begin, end, n)
+
+
+def rows_of(batch: Any, layouts: Sequence[Layout] | None, begin: int, end: int, n: int) -> Any:
+    """Examples ``begin`` to ``end`` of a batch of ``n``.
+
+    Raises:
+        NotCuttable: the batch axis of a tensor is not known.
+    """
+    leaves, spec = tree_flatten(batch)
+    following = iter(layouts or ())
+    cut = []
+    for leaf in leaves:
+        if isinstance(leaf, Tensor):
+            where = next(following, Layout(known=False))
+            if not fits(leaf, where, n):
+                raise NotCuttable
+            leaf = rows(leaf, where, n, begin, end)
+        cut.append(leaf)
+    return tree_unflatten(cut, spec)
+
+
+def _layouts(made: Sequence[Sequence[Tensor]]) -> tuple[Layout, ...] | None:
+    if any(len(leaves) != len(made[0]) for leaves in made):
+        return None
+    return tuple(layout([leaf.shape for leaf in leaves]) for leaves in zip(*made, strict=True))
+
+
+def added(parts: Sequence[Sequence[Tensor | None]]) -> list[Tensor | None]:
+    total: list[Tensor | None] = [None] * len(parts[0])
+    for part in parts:
+        accumulate(total, part)
+    return total
+
+
+def alike(a: Sequence[Tensor | None], b: Sequence[Tensor | None]) -> bool:
+    """Within ``APART`` of the larger, tensor by tensor."""
+    largest = max((norm(x) for x in (*a, *b)), default=0.0)
+    return all(
+        distance(x, y) <= APART * max(norm(x), norm(y)) or distance(x, y) <= 1e-12 * largest
+        for x, y in zip(a, b, strict=True)
+    )

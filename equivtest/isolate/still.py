@@ -1,0 +1,71 @@
+"""Forwards in which examples of any number and shape can be compared: constants are drawn."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from equivtest.arms.build import seed_everything
+from equivtest.isolate.normalising import Use, normalising
+
+_DRAWN = {
+    "bernoulli": 1.0,
+    "rand": 0.5,
+    "rand_like": 0.5,
+    "uniform": 0.5,
+    "exponential": 1.0,
+    "normal": 0.0,
+    "normal_functional": 0.0,
+    "randn": 0.0,
+    "randn_like": 0.0,
+}
+"""What an operator draws instead, by its name without the mark of an in-place one. Others are left
+alone: the tag that marks random operators is on attention as well, which draws only with dropout.
+"""
+
+
+class _Constant(TorchDispatchMode):
+    def __torch_dispatch__(
+        self,
+        func: Any,
+        types: Sequence[type],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        result = func(*args, **(kwargs or {}))
+        name = func.overloadpacket.__name__.rstrip("_")
+        if name == "native_dropout":
+            kept, mask = result
+            kept.copy_(args[0])
+            mask.fill_(True)
+        elif name in _DRAWN:
+            result.fill_(_DRAWN[name])
+        return result
+
+
+@contextmanager
+def still() -> Iterator[None]:
+    """Every random operator draws a constant while the context lasts."""
+    seed_everything(0)
+    with _Constant():
+        yield
+
+
+@contextmanager
+def batchnorm_aside(model: nn.Module) -> Iterator[None]:
+    """Batches are normalised by mean 0 and variance 1 while the context lasts.
+
+    Their statistics couple examples in a way that is known, and would hide what couples them
+    behind it.
+    """
+
+    def fixed(use: Use) -> Tensor:
+        features = use.input.shape[1]
+        return use.by_fixed(use.input.new_zeros(features), use.input.new_ones(features))
+
+    with normalising(model, fixed):
+        yield

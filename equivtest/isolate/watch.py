@@ -1,0 +1,116 @@
+"""What goes into and comes out of every module in a forward, in the order of completion."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
+
+_OWN = frozenset(vars(nn.Module()))
+"""What every module holds: parameters, buffers, modules, hooks, its mode."""
+
+Slot = tuple[nn.Module, str]
+
+
+@dataclass(frozen=True)
+class Call:
+    """One call of a module.
+
+    Attributes:
+        name: qualified name; empty for the model itself.
+        kind: name of its class.
+        nth: of its calls in this forward, from 0.
+        inputs: the tensors among its arguments.
+        outputs: the tensors of its result, then those that it left as attributes of its own or of
+            modules in it.
+    """
+
+    name: str
+    kind: str
+    nth: int
+    inputs: tuple[Tensor, ...]
+    outputs: tuple[Tensor, ...]
+
+    @property
+    def key(self) -> tuple[str, int]:
+        return self.name, self.nth
+
+
+@dataclass
+class _Watching:
+    calls: list[Call] = field(default_factory=list)
+    _open: list[tuple[nn.Module, tuple[Tensor, ...], set[int]]] = field(default_factory=list)
+
+    def before(self, module: nn.Module, args: Any, kwargs: Any) -> None:
+        ids = {id(leaf) for leaf in tensors(list(held(module).values()))}
+        self._open.append((module, _copies((args, kwargs)), ids))
+
+    def after(self, name: str, module: nn.Module, result: Any) -> None:
+        while self._open and self._open[-1][0] is not module:
+            self._open.pop()  # a forward that raised inside, and was caught
+        _, inputs, before = self._open.pop()
+        left = [x for x in tensors(list(held(module).values())) if id(x) not in before]
+        nth = sum(call.name == name for call in self.calls)
+        outputs = _copies([result, left])
+        self.calls.append(Call(name, type(module).__name__, nth, inputs, outputs))
+
+
+@contextmanager
+def watching(model: nn.Module) -> Iterator[list[Call]]:
+    """The calls of all its modules while the context lasts, with copies of their tensors."""
+    seen = _Watching()
+    with ExitStack() as hooks:
+        for name, module in model.named_modules():
+            hooks.enter_context(
+                _removed(module.register_forward_pre_hook(seen.before, with_kwargs=True))
+            )
+            hooks.enter_context(
+                _removed(
+                    module.register_forward_hook(
+                        lambda module, _, result, name=name: seen.after(name, module, result)
+                    )
+                )
+            )
+        yield seen.calls
+
+
+@contextmanager
+def _removed(handle: Any) -> Iterator[None]:
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+def held(module: nn.Module) -> dict[Slot, Any]:
+    """Tensors, and collections that may hold some, which a module and those in it keep as plain
+    attributes; collections as copies of now."""
+    return {
+        (part, key): _copy(value)
+        for part in module.modules()
+        for key, value in vars(part).items()
+        if key not in _OWN and isinstance(value, (Tensor, list, dict, tuple, type(None)))
+    }
+
+
+def _copy(value: Any) -> Any:
+    return value.copy() if isinstance(value, (list, dict)) else value
+
+
+def tensors(tree: Any) -> list[Tensor]:
+    """The tensors among the leaves of a tree."""
+    return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, Tensor)]
+
+
+def _copies(tree: Any) -> tuple[Tensor, ...]:
+    with torch.no_grad():
+        return tuple(leaf.detach().clone() for leaf in tensors(tree))
+
+
+def by_key(calls: Sequence[Call]) -> dict[tuple[str, int], Call]:
+    return {call.key: call for call in calls}

@@ -1,0 +1,129 @@
+"""What couples examples is isolated where it enters, and explains the distance of the split."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from couplings import (
+    CORRECT_ON_LINES,
+    CORRECT_ON_VECTORS,
+    Centred,
+    Lines,
+    Mixture,
+    Scores,
+    Standardised,
+    Towers,
+    balanced,
+    by_the_mean,
+    negatives,
+)
+from scenes import a_scene, an_experiment, around, explained, on_lines, on_vectors, squares, vectors
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from equivtest import Loss, Plan, check
+from equivtest.isolate import coupling
+
+
+def normalised(examples: list[tuple[Tensor, Tensor]]) -> Any:
+    """Inputs less the mean of their batch."""
+    x, y = (torch.stack(column) for column in zip(*examples, strict=True))
+    return x - x.mean(0), y
+
+
+EXPERIMENTS = {
+    "statistics over the batch": (on_vectors(lambda: around(Centred())), "first at `1` (Centred)"),
+    "not linear statistics": (
+        on_vectors(lambda: around(Standardised())),
+        "first at `1.spread` (Spread), isolated as all of `1` (Standardised)",
+    ),
+    "balance as a result": (
+        on_vectors(lambda: Mixture(False), balanced),
+        "first at `mixture` (Experts)",
+    ),
+    "balance as an attribute": (
+        on_vectors(lambda: Mixture(True), balanced),
+        "first at `mixture` (Experts)",
+    ),
+    "negatives": (on_vectors(Towers, negatives), "in the loss"),
+    "negatives from all pairs": (on_vectors(Scores, negatives), "in the loss"),
+    "residuals from their mean": (on_vectors(around, by_the_mean), "in the loss"),
+    "no mask": (
+        on_lines(lambda: Lines(masked=False)),
+        "through padding, first at `attention` (MultiheadAttention)",
+    ),
+    "no mask, batch second": (
+        on_lines(lambda: Lines(masked=False, second=True)),
+        "through padding, first at `attention` (MultiheadAttention)",
+    ),
+    "positions from the right": (
+        on_lines(lambda: Lines(from_right=True)),
+        "through padding, first at the model's own forward (Lines)",
+    ),
+    "normalised by collate": (
+        an_experiment(around, squares, vectors(), collate=normalised),
+        "in collate, which shows an example otherwise in another batch",
+    ),
+}
+
+
+@pytest.mark.parametrize("plan", [Plan(2, 2, 2), Plan((3, 1), 2, 2)], ids=str)
+@pytest.mark.parametrize("case", EXPERIMENTS)
+def test_explained_and_named(case: str, plan: Plan) -> None:
+    experiment, where = EXPERIMENTS[case]
+    found = explained(experiment, plan)
+    (row,) = found.rows
+    assert found.within
+    assert (row.source, row.where, row.claimed) == ("source.coupling", where, True)
+    assert row.share == pytest.approx(1, abs=1e-9)
+
+
+@pytest.mark.parametrize("model", [*CORRECT_ON_VECTORS, *CORRECT_ON_LINES])
+def test_nothing_is_found_where_examples_do_not_meet(model: str) -> None:
+    if model in CORRECT_ON_VECTORS:
+        experiment = on_vectors(CORRECT_ON_VECTORS[model])
+    else:
+        experiment = on_lines(CORRECT_ON_LINES[model])
+    assert coupling.detect(a_scene(experiment), ()) == []
+
+
+def test_a_case_expects_it() -> None:
+    verdict = check(on_vectors(Towers, negatives), Plan(2, 2, 2), expect="source.coupling")
+    assert verdict.passed, verdict.explain()
+    assert verdict.status == "explained"
+
+
+def test_negatives_of_four_unit_vectors() -> None:
+    """Four orthogonal unit vectors, each its own positive, in two microbatches of two.
+
+    An anchor scores 1 with its own and 0 with others. Among n of them softmax gives each other
+    1 / (e + n - 1): the gradient of anchor i is (n - 1, -1 for each other) over -(e + n - 1). With
+    n = 4 and n = 2 the cosine is (3 + 1) / (sqrt(9 + 3) sqrt(1 + 1)) = 0.8165.
+    """
+    experiment = an_experiment(Anchors, anchored, list(enumerate(torch.eye(4))))
+    scene = a_scene(experiment, Plan(2, 2, 1))
+    split, whole = (
+        torch.stack([g for g in x.gradients if g is not None]).flatten()
+        for x in (scene.cut, scene.oracle)
+    )
+    assert float(F.cosine_similarity(split, whole, dim=0)) == pytest.approx(0.8165, abs=5e-5)
+    assert explained(experiment, Plan(2, 2, 1)).within
+
+
+class Anchors(nn.Module):
+    """Four trained vectors that start as orthogonal unit vectors."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Parameter(torch.eye(4))
+
+    def forward(self, at: Tensor) -> Tensor:
+        return self.table[at]
+
+
+def anchored(model: nn.Module, batch: Any) -> Loss:
+    at, positives = batch
+    scores = model(at) @ positives.T
+    return Loss(F.cross_entropy(scores, torch.arange(len(at)), reduction="sum"), count=len(at))
