@@ -1,4 +1,7 @@
-"""`make cases` runs the case files; `make full` the sweep over them, which holds all they do."""
+"""`make cases` runs the case files; `make full` the sweep over them, which holds all they do.
+
+Those of `sources/` run in both: in `make full` over more plans.
+"""
 
 import os
 
@@ -7,7 +10,7 @@ SWEEP = "test_full_sweep.py"
 
 
 def pytest_ignore_collect(collection_path):
-    if not collection_path.name.startswith("test_"):
+    if not collection_path.name.startswith("test_") or collection_path.parent.name == "sources":
         return None
     # Either the sweep or the files that it imports, so that no case runs twice.
     return True if (collection_path.name == SWEEP) != FULL else None
