@@ -18,6 +18,7 @@ from equivtest.batches import by_term
 from equivtest.experiment import Loss, LossResult
 from equivtest.isolate.axes import Layout, fits, joined, rows
 from equivtest.isolate.forwards import instead
+from equivtest.isolate.keyed import in_turn
 from equivtest.isolate.watch import Slot, held, tensors
 
 _inside: ContextVar[bool] = ContextVar("inside a module that runs in chunks", default=False)
@@ -87,7 +88,8 @@ def _in_chunks(
 ) -> Any:
     before = held(module)
     results, left = [], []
-    for args, kwargs in cut(arguments, anatomy.inputs, sizes):
+    cuts = cut(arguments, anatomy.inputs, sizes)
+    for (args, kwargs), _ in zip(cuts, in_turn(sizes), strict=True):
         _put_back(before)
         results.append(inner(*args, **kwargs))
         left.append(_new(before, held(module)))
@@ -213,7 +215,8 @@ def loss_in_chunks(
         with outer.recorded():
             whole = inner(model, batch)
         try:
-            return _added(outer, inner, model, cut(batch, batch_layouts, sizes))
+            parts = zip(cut(batch, batch_layouts, sizes), in_turn(sizes, anew=True), strict=True)
+            return _added(outer, inner, model, (part for part, _ in parts))
         except NotCuttable:
             refused()
             return whole

@@ -12,14 +12,14 @@ from equivtest.compare import noise
 from equivtest.compare.tolerance import split_tolerance
 from equivtest.compare.verdict import Finding, SourceRow
 from equivtest.distance import MaybeTensors, difference, ratio
-from equivtest.isolate import attribution, batchnorm, coupling
+from equivtest.isolate import attribution, batchnorm, coupling, dropout
 from equivtest.isolate.isolation import Isolation
 from equivtest.isolate.scene import Scene
 
 Detect = Callable[[Scene, Sequence[Isolation]], Sequence[Isolation]]
 """What of a source is in a scene, beside what was found before."""
 
-FORWARD: tuple[Detect, ...] = (batchnorm.detect, coupling.detect)
+FORWARD: tuple[Detect, ...] = (batchnorm.detect, dropout.detect, coupling.detect)
 """Sources of the forward, the cheapest to detect first."""
 
 Sum = list[Tensor | None]

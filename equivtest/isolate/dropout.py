@@ -1,0 +1,78 @@
+"""``source.dropout``: random numbers of the forward, other ones in a split than in the large batch.
+
+Isolated by random numbers by example, in both arms.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from torch import Tensor
+from torch.utils._pytree import tree_leaves
+
+from equivtest.compare.cause import Cause
+from equivtest.isolate.isolation import Isolation, Run
+from equivtest.isolate.keyed import Keyed
+from equivtest.isolate.layout import Layouts
+from equivtest.isolate.probing import probe
+from equivtest.isolate.scene import Scene
+
+
+@dataclass
+class RandomNumbers(Isolation):
+    """All that a forward draws, by example.
+
+    Attributes:
+        layouts: how its draws hold a batch.
+        unkeyed: what could not be given by example while arms ran, in sentences.
+    """
+
+    layouts: Layouts
+    where: str
+    cause: Cause = Cause.DROPOUT
+    unkeyed: list[str] = field(default_factory=list)
+
+    @property
+    def parts_too(self) -> bool:
+        return True
+
+    @contextmanager
+    def whole(self, run: Run) -> Iterator[None]:
+        key = run.seed, run.update
+        with Keyed(run.module, run.ids, key, self.layouts) as keyed:
+            yield
+        self.unkeyed += keyed.unkeyed
+
+    part = whole
+
+    def said(self) -> Sequence[str]:
+        sentences = dict.fromkeys([*self.layouts.odd, *self.unkeyed])
+        return [f"random numbers that are not by example: {one}" for one in sentences]
+
+
+def detect(scene: Scene, _: Sequence[Isolation]) -> list[Isolation]:
+    """A forward that draws."""
+    drew = any(m.rng is not None for replica in scene.seen or () for m in replica)
+    if not (drew or scene.oracle.drew):
+        return []
+    layouts = layouts_of(scene)
+    return [RandomNumbers(layouts, f"first {layouts.first}" if layouts.first else "")]
+
+
+def layouts_of(scene: Scene) -> Layouts:
+    """How the draws of the scene's forward hold a batch."""
+
+    def forward(ids: Sequence[int]) -> float:
+        scene.bench.load(scene.start.parameters, scene.start.buffers[0])
+        made, terms = scene.bench.losses(scene.batches(ids))
+        pairs = zip(made, terms, strict=True)
+        return sum(float(loss.total.detach()) for loss, term in pairs if term is not None)
+
+    lengths = {i: _elements(scene.batches((i,))) for i in scene.group.flat}
+    return probe(scene.bench.module, forward, lengths, (scene.seed, scene.group.update))
+
+
+def _elements(batch: object) -> int:
+    return sum(leaf.numel() for leaf in tree_leaves(batch) if isinstance(leaf, Tensor))

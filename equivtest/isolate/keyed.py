@@ -1,0 +1,238 @@
+"""Random numbers by example: every random operator of a forward draws what a key says.
+
+A number's key is the seed, the update, the module that draws, which of its draws it is, the example
+and the place within that example; never a stream, whose numbers depend on what was drawn before. So
+a batch and its microbatches draw the same numbers for an example, however they are cut and padded.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import pickle
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from functools import partial
+from typing import Any, Self
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.module import (
+    register_module_forward_hook,
+    register_module_forward_pre_hook,
+)
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from equivtest.arms.build import seed_everything
+from equivtest.isolate.draws import arguments_of, draw, field_of, may_draw, permutes
+from equivtest.isolate.hashing import key_of, uniforms
+from equivtest.isolate.layout import Layout, Layouts, Module, NoLayoutError, Site, coordinates
+from equivtest.observe.rng import RandomState
+
+
+class Keyed(TorchDispatchMode):
+    """While entered, one forward of ``module`` and its backward draw keyed numbers.
+
+    numpy's and Python's global generators start from the key: what they draw is the same for every
+    batch. All generators are as before when it ends.
+
+    A draw is known by the state of its generator: activation checkpointing puts the state back
+    before it computes again, and so finds the numbers of the first time.
+
+    Args:
+        ids: the examples of the batch, in order.
+        key: of all numbers (seed and update).
+        only: the one draw that is made; the others give the middle of their distribution.
+
+    Attributes:
+        sizes: of the field of each draw, in order.
+        first: the module that drew first, by whatever generator.
+        unkeyed: what could not be given by example, and why, in sentences.
+        others: digest of the states that numpy's and Python's generators were left in.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        ids: Sequence[int],
+        key: tuple[int, ...],
+        layouts: Layouts | None = None,
+        only: Site | None = None,
+    ) -> None:
+        super().__init__()
+        self._modules = {
+            id(m): Module(name, type(m).__name__) for name, m in module.named_modules()
+        }
+        self._ids, self._key, self._layouts, self._only = tuple(ids), key, layouts, only
+        self._open: list[nn.Module] = []
+        self._calls: Counter[Module] = Counter()
+        self._drawn: dict[bytes, tuple[Site, tuple[int, ...]]] = {}
+        self._left: set[bytes] = set()
+        self._given: dict[int, tuple[torch.Generator, Tensor]] = {}
+        self._exits = ExitStack()
+        self.sizes: dict[Site, torch.Size] = {}
+        self.first: Module | None = None
+        self.unkeyed: list[str] = []
+        self.others = b""
+
+    def __enter__(self) -> Self:
+        self._exits.callback(RandomState.now().restore)
+        seed_everything(key_of(*self._key) % 2**32)
+        self._left.add(_state(torch.default_generator))
+        self.others = _others()
+        for handle in (
+            register_module_forward_pre_hook(self._enter_module),
+            # Also where checkpointing ends a forward by an exception.
+            register_module_forward_hook(self._leave_module, always_call=True),
+        ):
+            self._exits.callback(handle.remove)
+        _entered.append(self)
+        super().__enter__()
+        return self
+
+    def __exit__(self, *raised: Any) -> None:
+        super().__exit__(*raised)
+        _entered.remove(self)
+        self._watch_others()
+        self.others = _others()
+        if _state(torch.default_generator) not in self._left:
+            self._say("something draws that is no operator of torch")
+        for generator, state in self._given.values():
+            generator.set_state(state)
+        self._exits.close()
+
+    def _enter_module(self, module: nn.Module, _: Any) -> None:
+        self._watch_others()
+        self._open.append(module)
+
+    def _leave_module(self, module: nn.Module, *_: Any) -> None:
+        self._watch_others()
+        if self._open and self._open[-1] is module:
+            self._open.pop()
+
+    def _watch_others(self) -> None:
+        """Note the first module where numpy's or Python's generator has moved."""
+        if self.first is None and _others() != self.others:
+            self.first = self._module()
+
+    def __torch_dispatch__(
+        self,
+        operator: Any,
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        kwargs = kwargs or {}
+        if not may_draw(operator):
+            return operator(*args, **kwargs)
+        given = arguments_of(operator, args, kwargs)
+        size = field_of(operator, given)
+        if size is None:
+            return self._by_itself(operator, args, kwargs)
+        if size.numel() == 0:
+            return operator(*args, **kwargs)
+        device = _device(given)
+        site, ids = self._draw(self._generator(given.get("generator"), device))
+        # A permutation puts each entry in any place: it is no number for each of them.
+        self.sizes.setdefault(site, size + size if permutes(operator) else size)
+        return draw(operator, given, partial(self._uniforms, site, ids, device))
+
+    def _by_itself(self, operator: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        """Run an operator that is not known here, and remember it if it draws."""
+        before = RandomState.now()
+        result = operator(*args, **kwargs)
+        if before.moved() or kwargs.get("generator") is not None:
+            self.first = self.first or self._module()
+            self._say(f"{self._module()}: {operator} cannot be keyed")
+            self._left.add(_state(torch.default_generator))
+        return result
+
+    def _module(self) -> Module:
+        return self._modules.get(id(self._open[-1]), Module(None)) if self._open else Module(None)
+
+    def _generator(self, given: torch.Generator | None, device: torch.device) -> torch.Generator:
+        if given is not None:
+            self._given.setdefault(id(given), (given, given.get_state()))
+            return given
+        if device.type == "cuda":
+            return torch.cuda.default_generators[torch.cuda.current_device()]
+        return torch.default_generator
+
+    def _draw(self, generator: torch.Generator) -> tuple[Site, tuple[int, ...]]:
+        """Which draw this is, and for whom; the generator moves on, by a number nobody sees."""
+        state = _state(generator)
+        if state not in self._drawn:
+            module = self._module()
+            self.first = self.first or module
+            self._drawn[state] = Site(module, self._calls[module]), self._ids
+            self._calls[module] += 1
+        torch.empty((), dtype=torch.int64, device=generator.device).random_(generator=generator)
+        self._left.add(_state(generator))
+        return self._drawn[state]
+
+    def _uniforms(
+        self, site: Site, ids: Sequence[int], device: torch.device, size: torch.Size, bits: int
+    ) -> Tensor:
+        if self._only is not None and site != self._only:
+            return torch.full(size, 0.5, dtype=torch.float64, device=device)
+        key = key_of(*self._key, site.module.path, site.call)
+        at = [index.to(device) for index in self._coordinates(site, ids, size)]
+        return uniforms(key, at, bits)
+
+    def _coordinates(self, site: Site, ids: Sequence[int], size: torch.Size) -> list[Tensor]:
+        if self._layouts is not None:
+            try:
+                layout = self._layouts.of(site)
+                unpadded = self._layouts.unpadded(site, ids)
+                return coordinates(size, layout, ids, self._layouts.from_end, unpadded)
+            except NoLayoutError as error:
+                self._say(f"{site.module}: {error}")
+        return coordinates(size, Layout(None), ids)
+
+    def _say(self, sentence: str) -> None:
+        if sentence not in self.unkeyed:
+            self.unkeyed.append(sentence)
+
+
+_entered: list[Keyed] = []
+
+
+def in_turn(sizes: Sequence[int], *, anew: bool = False) -> Iterator[None]:
+    """Draw for one part of the batch after the other, each as if it were the first.
+
+    For a module that is run part by part inside a large batch: the parts draw what they draw when
+    the module runs once, on each of them alone.
+
+    Args:
+        sizes: examples of each part.
+        anew: a part draws as from the beginning of a forward, which has been run on the whole.
+    """
+    keyed = _entered[-1] if _entered else None
+    if keyed is None:
+        yield from (None for _ in sizes)
+        return
+    ids, at = keyed._ids, 0
+    calls: Counter[Module] = Counter() if anew else keyed._calls.copy()
+    try:
+        for size in sizes:
+            keyed._ids, keyed._calls = ids[at : at + size], calls.copy()
+            at += size
+            yield
+    finally:
+        keyed._ids = ids
+
+
+def _others() -> bytes:
+    now = RandomState.now()
+    return hashlib.blake2b(pickle.dumps((now.numpy, now.python)), digest_size=16).digest()
+
+
+def _device(given: Mapping[str, Any]) -> torch.device:
+    tensor = next((v for v in given.values() if isinstance(v, Tensor)), None)
+    if given.get("device") is not None:
+        return torch.device(given["device"])
+    return tensor.device if tensor is not None else torch.device("cpu")
+
+
+def _state(generator: torch.Generator) -> bytes:
+    return hashlib.blake2b(generator.get_state().numpy().data, digest_size=16).digest()

@@ -1,0 +1,180 @@
+"""Which example each number of a draw belongs to, and where it stands within that example."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+Order = Literal["major", "minor"]
+
+
+class NoLayoutError(ValueError):
+    """A field's size does not follow from its batch."""
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How the fields of one draw hold a batch.
+
+    Attributes:
+        axis: the one that holds the examples; None if a field has no example in it (one number for
+            the whole batch, say).
+        order: ``major`` where an example's entries follow each other (index ``b * c + j``: heads
+            folded into the batch), ``minor`` where the examples take turns (``j * N + b``: a batch
+            that was second, flattened). The same where an example has one entry.
+    """
+
+    axis: int | None
+    order: Order = "major"
+
+
+@dataclass(frozen=True)
+class Module:
+    """Where a draw happens: the innermost module whose forward runs.
+
+    Attributes:
+        path: its qualified name; empty for the model itself, None outside the model (in the loss).
+        kind: its class.
+    """
+
+    path: str | None
+    kind: str = ""
+
+    def __str__(self) -> str:
+        if self.path is None:
+            return "in the loss"
+        return f"at `{self.path}` ({self.kind})" if self.path else f"in {self.kind}'s own forward"
+
+
+@dataclass(frozen=True)
+class Site:
+    """One draw of a forward: the ``call``-th of its module, from 0."""
+
+    module: Module
+    call: int
+
+
+@dataclass(frozen=True)
+class Layouts:
+    """How the draws of a forward hold a batch, as a probe found it.
+
+    Attributes:
+        by_site: in the order in which a forward draws; those that could be told.
+        from_end: positions are counted from the end of an axis: where padding comes first.
+        entries: by example, what it has by itself on the axis of the examples, where examples are
+            of several sizes.
+        first: the module that draws first, by whatever generator.
+        odd: what could not be told, and why, in sentences.
+    """
+
+    by_site: Mapping[Site, Layout] = field(default_factory=dict)
+    from_end: bool = False
+    entries: Mapping[Site, Mapping[int, int]] = field(default_factory=dict)
+    first: Module | None = None
+    odd: tuple[str, ...] = ()
+
+    def of(self, site: Site) -> Layout:
+        """The layout of a draw, or, for a later one than the probe saw, that of its module.
+
+        Raises:
+            NoLayoutError: the probe saw nothing like it.
+        """
+        if site in self.by_site:
+            return self.by_site[site]
+        like = {layout for s, layout in self.by_site.items() if s.module == site.module}
+        if len(like) != 1:
+            raise NoLayoutError("a draw that another example does not make")
+        return like.pop()
+
+    def unpadded(self, site: Site, ids: Sequence[int]) -> list[int] | None:
+        held = self.entries.get(site, {})
+        return [held[i] for i in ids] if all(i in held for i in ids) else None
+
+
+def coordinates(
+    size: Sequence[int],
+    layout: Layout,
+    ids: Sequence[int],
+    from_end: bool = False,
+    unpadded: Sequence[int] | None = None,
+) -> list[Tensor]:
+    """int64 that broadcast to ``size``: the example, then a coordinate for each axis.
+
+    They are multi-indices, so that an axis made longer by padding moves no other number.
+
+    Args:
+        ids: the examples of the batch, in order.
+        from_end: count positions from the end of each axis: where padding comes first.
+        unpadded: entries that each example has by itself, where they are not all the same: they
+            tell a padded axis from one in which the examples follow each other without padding.
+
+    Raises:
+        NoLayoutError: the axis of the examples is of another size.
+    """
+    if layout.axis is not None and layout.axis >= len(size):
+        raise NoLayoutError(f"{len(size)} axes, and examples were on axis {layout.axis}")
+    indices = [torch.arange(n) - (n if from_end else 0) for n in size]
+    example = torch.zeros((), dtype=torch.int64)
+    if layout.axis is not None:
+        example, entry = _rows(size[layout.axis], layout.order, ids, from_end, unpadded)
+        example = _along(example, layout.axis, len(size))
+        indices[layout.axis] = entry
+    return [example, *(_along(index, axis, len(size)) for axis, index in enumerate(indices))]
+
+
+def _rows(
+    size: int, order: Order, ids: Sequence[int], from_end: bool, unpadded: Sequence[int] | None
+) -> tuple[Tensor, Tensor]:
+    """The example of each index along its axis, and its entry within the example."""
+    each, left = divmod(size, len(ids)) if ids else (0, size)
+    padded = left == 0 and (unpadded is None or each >= max(unpadded))
+    if not padded:
+        return _packed(size, order, ids, from_end, unpadded)
+    examples = torch.tensor(ids, dtype=torch.int64)
+    entries = torch.arange(each) - (each if from_end else 0)
+    if order == "major":
+        return examples.repeat_interleave(each), entries.repeat(len(ids))
+    return examples.repeat(each), entries.repeat_interleave(len(ids))
+
+
+def _packed(
+    size: int, order: Order, ids: Sequence[int], from_end: bool, unpadded: Sequence[int] | None
+) -> tuple[Tensor, Tensor]:
+    """No padding: examples one after the other, or entries in turn as in a ``PackedSequence``."""
+    if unpadded is None or sum(unpadded) != size:
+        raise NoLayoutError(f"an axis of {size} for {len(ids)} examples")
+    examples, lengths = torch.tensor(ids, dtype=torch.int64), torch.tensor(unpadded)
+    if order == "minor":
+        # The call that packs sorts by: equal lengths come out in the same order.
+        lengths, sorted_by = torch.sort(lengths, descending=True)
+        held = torch.arange(max(unpadded)).unsqueeze(1) < lengths
+        entries, at = held.nonzero(as_tuple=True)
+        return examples[sorted_by][at], entries - (lengths[at] if from_end else 0)
+    starts = torch.cumsum(lengths, 0) - (0 if from_end else lengths)
+    entries = torch.arange(size) - starts.repeat_interleave(lengths)
+    return examples.repeat_interleave(lengths), entries
+
+
+def _along(index: Tensor, axis: int, axes: int) -> Tensor:
+    return index.reshape([-1 if a == axis else 1 for a in range(axes)])
+
+
+def examples_axis(at_two: Sequence[int] | None, at_three: Sequence[int] | None) -> Layout:
+    """From the sizes of one field for two and for three copies of an example; None without it.
+
+    Raises:
+        NoLayoutError: no axis, or more than one, has as many entries for each copy.
+    """
+    if at_two is None or at_three is None:
+        raise NoLayoutError("how often it draws depends on the number of examples")
+    if tuple(at_two) == tuple(at_three):
+        return Layout(None)
+    if len(at_two) == len(at_three):
+        moved = [a for a, (x, y) in enumerate(zip(at_two, at_three, strict=True)) if x != y]
+        if len(moved) == 1 and at_two[moved[0]] * 3 == at_three[moved[0]] * 2:
+            return Layout(moved[0])
+    raise NoLayoutError(f"{list(at_two)} numbers for two examples, {list(at_three)} for three")

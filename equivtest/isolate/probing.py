@@ -1,0 +1,165 @@
+"""Find how the draws of a forward hold a batch, by forwards on copies of one example.
+
+Sizes that grow with the number of copies tell the axis. Copies are alike, so which of them gets
+which numbers cannot matter to a loss that is symmetric in its examples, whatever they do to each
+other (BatchNorm, a contrastive loss): that tells in which order an axis holds its examples.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+
+from torch import nn
+
+from equivtest.isolate.keyed import Keyed
+from equivtest.isolate.layout import (
+    Layout,
+    Layouts,
+    NoLayoutError,
+    Order,
+    Site,
+    examples_axis,
+)
+
+Forward = Callable[[Sequence[int]], float]
+"""Forward the batch of these examples from one state, and give the sum of the loss totals."""
+
+_KEYS, _TURNED = (0, 1, 2), (1, 2, 0)
+
+ROUNDING = 1e-11
+"""What float64 may move a loss by, of its own size."""
+TRIES = 8
+"""Keys under which to look for a difference: with a few coins, wrong layouts give right numbers."""
+ORDERS: tuple[Order, ...] = ("major", "minor")
+
+
+def probe(
+    module: nn.Module, forward: Forward, lengths: Mapping[int, int], key: tuple[int, ...]
+) -> Layouts:
+    """The layouts of the draws of ``forward``.
+
+    Args:
+        lengths: by example of the group, elements of its batch when it is alone.
+    """
+    return _Probe(module, forward, lengths, key).layouts()
+
+
+class _Probe:
+    def __init__(
+        self, module: nn.Module, forward: Forward, lengths: Mapping[int, int], key: tuple[int, ...]
+    ) -> None:
+        self.module, self.forward, self.lengths, self.key = module, forward, lengths, key
+
+    def layouts(self) -> Layouts:
+        one = next(iter(self.lengths))
+        two, three = self._recorded([one] * 2), self._recorded([one] * 3)
+        odd = [*two.unkeyed, *three.unkeyed]
+        if two.others != three.others:
+            odd.append("numpy's or Python's generator is asked for more numbers by more examples")
+        found: dict[Site, Layout] = {}
+        for site in two.sizes | three.sizes:
+            try:
+                found[site] = examples_axis(two.sizes.get(site), three.sizes.get(site))
+            except NoLayoutError as error:
+                odd.append(f"{site.module}: {error}")
+        folded = [
+            (site, layout.axis)
+            for site, layout in found.items()
+            if layout.axis is not None and two.sizes[site][layout.axis] > 2
+        ]
+        told = Layouts(found, first=two.first, odd=tuple(dict.fromkeys(odd)))
+        layouts = self._ordered(told, [site for site, _ in folded], one)
+        if len(set(self.lengths.values())) == 1:
+            return layouts
+        return self._anchored(replace(layouts, entries=self._entries(folded)))
+
+    def _ordered(self, layouts: Layouts, folded: Sequence[Site], one: int) -> Layouts:
+        """With an order for each draw whose axis has several entries for an example.
+
+        All in one order or all in the other, and only then each by itself. An order that symmetry
+        does not tell (where capacity is given to the first who come, say) is the usual one.
+        """
+        if not folded:
+            return layouts
+        told = self._told(_in_orders(layouts, folded), partial(self._symmetric, one))
+        if told is not None:
+            return told
+        for site in folded:
+            fits = partial(self._symmetric, one, only=site)
+            layouts = self._told(_in_orders(layouts, [site]), fits) or layouts
+        return layouts
+
+    def _told(
+        self, candidates: Sequence[Layouts], fits: Callable[[Layouts, int], bool]
+    ) -> Layouts | None:
+        """The candidate that fits, the first where several always do; None if none does."""
+        left = list(candidates)
+        for attempt in range(TRIES):
+            left = [layouts for layouts in left if fits(layouts, attempt)]
+            if len(left) < 2:
+                break
+        return left[0] if left else None
+
+    def _symmetric(
+        self, one: int, layouts: Layouts, attempt: int, only: Site | None = None
+    ) -> bool:
+        """Which of three copies of an example draws which numbers does not matter."""
+        loss, turned = (
+            self._loss([one] * 3, layouts, attempt, keys, only) for keys in (_KEYS, _TURNED)
+        )
+        return abs(turned - loss) <= ROUNDING * abs(loss)
+
+    def _entries(self, folded: Sequence[tuple[Site, int]]) -> dict[Site, dict[int, int]]:
+        entries: dict[Site, dict[int, int]] = {site: {} for site, _ in folded}
+        for example in self.lengths if folded else ():
+            sizes = self._recorded([example] * 2).sizes
+            for site, axis in folded:
+                if len(sizes.get(site, ())) > axis:
+                    entries[site][example] = sizes[site][axis] // 2
+        return entries
+
+    def _anchored(self, layouts: Layouts) -> Layouts:
+        """Counted from the end, if only so a short example draws what it draws without padding."""
+        short = min(self.lengths, key=self.lengths.__getitem__)
+        long = max(self.lengths, key=self.lengths.__getitem__)
+        if self._recorded([short] * 2).sizes == self._recorded([long] * 2).sizes:
+            return layouts
+        candidates = [layouts, replace(layouts, from_end=True)]
+        return self._told(candidates, partial(self._adds_up, short, long)) or layouts
+
+    def _adds_up(self, short: int, long: int, layouts: Layouts, attempt: int) -> bool:
+        both = self._loss([short, long], layouts, attempt)
+        apart = [self._loss([example] * 2, layouts, attempt) / 2 for example in (short, long)]
+        return abs(both - sum(apart)) <= ROUNDING * sum(map(abs, apart))
+
+    def _recorded(self, examples: Sequence[int]) -> Keyed:
+        with Keyed(self.module, examples, self.key) as keyed:
+            self.forward(examples)
+        return keyed
+
+    def _loss(
+        self,
+        examples: Sequence[int],
+        layouts: Layouts,
+        attempt: int,
+        keys: Sequence[int] | None = None,
+        only: Site | None = None,
+    ) -> float:
+        key = (*self.key, attempt)
+        with Keyed(self.module, keys or examples, key, layouts, only):
+            return self.forward(examples)
+
+
+def _in_orders(layouts: Layouts, sites: Sequence[Site]) -> list[Layouts]:
+    return [
+        replace(
+            layouts,
+            by_site={
+                site: replace(layout, order=order) if site in sites else layout
+                for site, layout in layouts.by_site.items()
+            },
+        )
+        for order in ORDERS
+    ]
