@@ -14,12 +14,20 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 _NAMES = (
     *("input", "weight", "bias", "running_mean", "running_var"),
     *("training", "momentum", "eps", "cudnn_enabled"),
 )
 """The arguments of ``torch.batch_norm``, in order."""
+
+_FUNCTIONAL = (
+    *("input", "running_mean", "running_var", "weight", "bias"),
+    *("training", "momentum", "eps"),
+)
+_DEFAULTS = {"weight": None, "bias": None, "training": False, "momentum": 0.1, "eps": 1e-5}
+"""Those of ``torch.nn.functional.batch_norm``, which checks them and calls the other."""
 
 
 @dataclass(frozen=True)
@@ -58,10 +66,12 @@ class Use:
 def normalising(model: nn.Module, handle: Callable[[Use], Tensor]) -> Iterator[None]:
     """Let ``handle`` give what each use gives, in the order in which they are made.
 
-    In torch's namespace, not by a mode of torch's: ``torch.autograd.backward`` suspends those, and
-    activation checkpointing computes a forward again inside it.
+    A single value per channel as well, which torch's functional interface would refuse: a handler
+    may have other statistics for it. In torch's namespaces, not by a mode of torch's:
+    ``torch.autograd.backward`` suspends those, and activation checkpointing computes a forward
+    again inside it.
     """
-    original = torch.batch_norm
+    original, checked = torch.batch_norm, F.batch_norm
     uses = 0
 
     def batch_norm(*args: Any, **kwargs: Any) -> Tensor:
@@ -74,12 +84,18 @@ def normalising(model: nn.Module, handle: Callable[[Use], Tensor]) -> Iterator[N
         uses += 1
         return handle(use)
 
+    def unchecked(*args: Any, **kwargs: Any) -> Tensor:
+        cudnn = {"cudnn_enabled": torch.backends.cudnn.enabled}
+        return batch_norm(
+            **{**_DEFAULTS, **cudnn, **dict(zip(_FUNCTIONAL, args, strict=False)), **kwargs}
+        )
+
     with _standing_in(model) as within:
-        torch.batch_norm = batch_norm
+        torch.batch_norm, F.batch_norm = batch_norm, unchecked
         try:
             yield
         finally:
-            torch.batch_norm = original
+            torch.batch_norm, F.batch_norm = original, checked
 
 
 @contextmanager

@@ -73,6 +73,40 @@ def materialised(model: nn.Module, data: list[dict[str, Tensor]]) -> nn.Module:
     return model
 
 
+def pairs(apart: float) -> list[dict[str, Tensor]]:
+    """Examples of which every two are ``apart`` from each other, in float64."""
+    generator = torch.Generator().manual_seed(5)
+
+    def draw() -> Tensor:
+        return torch.randn(6, generator=generator, dtype=torch.float64)
+
+    centres = [draw() for _ in range(EXAMPLES // 2)]
+    return [
+        {"x": centre + apart * draw(), "y": torch.tensor((i + j) % 3)}
+        for i, centre in enumerate(centres)
+        for j in range(2)
+    ]
+
+
+class Sees(nn.Module):
+    """Adds a little of what the batch has in the mean: a coupling beside BatchNorm."""
+
+    def __init__(self, share: float) -> None:
+        super().__init__()
+        self.share = share
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.share * x.square().mean(0)
+
+
+def deep(blocks: int, eps: float, seen: float = 0.0) -> nn.Sequential:
+    """BatchNorm on BatchNorm, and a coupling of size ``seen`` before the head."""
+    layers: list[nn.Module] = [nn.Linear(6, 8)]
+    for _ in range(blocks):
+        layers += [nn.BatchNorm1d(8, eps=eps), nn.Tanh(), nn.Linear(8, 8)]
+    return nn.Sequential(*layers, *([Sees(seen)] if seen else []), nn.Tanh(), nn.Linear(8, 3))
+
+
 class Tokens(nn.Module):
     """Positions of all examples normalised together, folded into one axis.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import normalised as made
@@ -134,6 +135,28 @@ PLANS = (Plan(8, 2, 1), Plan(2, 2, 4), Plan((3, 5), 2, 2), Plan((2, 3, 3), 3, 2)
 def test_it_is_isolated_under_any_plan_and_precision(plan: Plan, precision: str) -> None:
     model, data, where = KINDS["folded, in turns"]
     explained(check(an_experiment(model, data), plan, precision=precision), where)
+
+
+# Two nearly equal rows magnify rounding by 1 / sqrt(variance + eps), block by block: the isolated
+# arms are up to 2e-8 apart where the large batch's own noise allows 3e-14. (blocks, eps, apart)
+MAGNIFIED = [(4, 1e-5, 1e-6), (1, 1e-12, 1e-6), (8, 1e-5, 1e-3)]
+
+
+@pytest.mark.parametrize(("blocks", "eps", "apart"), MAGNIFIED)
+def test_rounding_that_pairs_magnify_is_rounding(blocks: int, eps: float, apart: float) -> None:
+    model = partial(made.deep, blocks, eps)
+    verdict = check(an_experiment(model, made.pairs(apart)), Plan(2, 4, 2), precision="fp64")
+    explained(verdict, "first at `1` (BatchNorm1d)")
+
+
+@pytest.mark.parametrize(("blocks", "eps", "apart"), MAGNIFIED)
+def test_a_coupling_of_a_millionth_does_not_hide_in_it(
+    blocks: int, eps: float, apart: float
+) -> None:
+    model = partial(made.deep, blocks, eps, 1e-6)
+    verdict = check(an_experiment(model, made.pairs(apart)), Plan(2, 4, 2), precision="fp64")
+    assert verdict.status in ("explained", "unexplained"), verdict.explain()
+    assert verdict.causes != ("source.batchnorm",), verdict.explain()
 
 
 LEFT_ALONE: dict[str, tuple[Any, Any]] = {

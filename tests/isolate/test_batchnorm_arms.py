@@ -147,3 +147,18 @@ def test_uses_that_a_microbatch_makes_fewer_of_are_said_and_nothing_is_claimed()
         "not every use of the batch's statistics could be isolated: the large batch makes 2 of "
         "them, a microbatch 1",
     )
+
+
+@pytest.mark.parametrize("model", [nn.BatchNorm1d(2), made.Functional()], ids=["module", "own"])
+def test_a_handler_is_asked_for_a_single_example_too(model: nn.Module) -> None:
+    # By mean 1 and variance 4: (3 - 1) / 2, where torch would refuse to take statistics of one.
+    def handle(use: Use) -> Tensor:
+        one = torch.ones(use.input.shape[1])
+        return use.by_fixed(one, 4 * one)
+
+    features = next(model.parameters()).shape[0]
+    with normalising(model, handle):
+        found = model(3 * torch.ones(1, features))
+    assert found.flatten().tolist() == pytest.approx([1.0] * features, abs=1e-5)
+    with pytest.raises(ValueError, match="Expected more than 1 value per channel"):
+        model(3 * torch.ones(1, features))
