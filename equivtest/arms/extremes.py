@@ -5,14 +5,18 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, replace
 
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 from torch.utils.hooks import RemovableHandle
 
+from equivtest.arms.oracle import Whole
+from equivtest.arms.replay import Start, replay
 from equivtest.distance import dense
+from equivtest.observe.trace import MicrobatchTrace
+from equivtest.plan import GroupLayout
 
 OUTPUT = "output"
 GRADIENT_AT = "gradient at output"
@@ -93,6 +97,73 @@ def watching(module: nn.Module, seen: list[Extreme]) -> Iterator[None]:
     finally:
         for handle in handles:
             handle.remove()
+
+
+def reached(
+    arms: tuple[Whole, Whole],
+    group: GroupLayout,
+    start: Start,
+    seen: Sequence[Sequence[MicrobatchTrace]],
+    loss_scale: float,
+    place: tuple[int, int],
+) -> Extremes:
+    """What one microbatch reaches, by its replica and its number there.
+
+    Args:
+        arms: the large batch in the case's precision and in float64: the benches to run on.
+        seen: the candidate's microbatches by replica.
+    """
+    r, k = place
+    ids = group.ids[r][k]
+
+    def run(whole: Whole, found: list[Extreme]) -> None:
+        def around(own: Sequence[int]) -> AbstractContextManager[None]:
+            return watching(whole.bench.module, found) if own == ids else nullcontext()
+
+        given = seen
+        if whole is arms[1]:  # where a factor overflows as well, the one that it should be
+            given = [tuple(map(_with_finite_factors, replica)) for replica in seen]
+        replay(
+            whole.bench,
+            whole.batches,
+            group,
+            whole.counts,
+            start,
+            given,
+            loss_scale,
+            around=around,
+        )
+
+    return _in_both(arms, run)
+
+
+def reached_by_large(arms: tuple[Whole, Whole], loss_scale: float) -> Extremes:
+    """What the large batch reaches."""
+
+    def run(whole: Whole, found: list[Extreme]) -> None:
+        watched = replace(
+            whole,
+            loss_scale=loss_scale,
+            around=lambda _: watching(whole.bench.module, found),
+            _runs={},
+            _cuts={},
+        )
+        _ = watched.gradients
+
+    return _in_both(arms, run)
+
+
+def _in_both(arms: tuple[Whole, Whole], run: Callable[[Whole, list[Extreme]], None]) -> Extremes:
+    low: list[Extreme] = []
+    exact: list[Extreme] = []
+    run(arms[0], low)
+    run(arms[1], exact)
+    return low, exact
+
+
+def _with_finite_factors(microbatch: MicrobatchTrace) -> MicrobatchTrace:
+    kept = (f if f is not None and math.isfinite(f) else None for f in microbatch.factors)
+    return replace(microbatch, factors=tuple(kept))
 
 
 def _largest(value: Tensor) -> float:

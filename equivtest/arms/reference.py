@@ -6,7 +6,6 @@ import hashlib
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
-from math import isfinite
 from typing import Any
 
 import torch
@@ -16,7 +15,6 @@ from equivtest.arms.bench import Bench
 from equivtest.arms.build import build
 from equivtest.arms.candidate import counter, group_counts
 from equivtest.arms.case import Case
-from equivtest.arms.extremes import Extreme, Extremes, watching
 from equivtest.arms.oracle import Cut, Whole
 from equivtest.arms.replay import Replay, Start, replay
 from equivtest.batches import Batches, Counts, added
@@ -189,53 +187,6 @@ class Reference:
             key, lambda: self._whole(self.bench, self._batches, group, start, loss_scale)
         )
 
-    def reached(
-        self,
-        group: GroupLayout,
-        start: Start,
-        traces: Sequence[Trace],
-        update: int,
-        loss_scale: float,
-        place: tuple[int, int],
-    ) -> Extremes:
-        """What one microbatch of ``update`` reaches, by its replica and its number there."""
-        r, k = place
-        counts, ids = self.total(group), group.ids[r][k]
-
-        def run(bench: Bench, batches: Batches, found: list[Extreme]) -> None:
-            seen = [trace.updates[update].microbatches for trace in traces]
-            if bench is self.bench64:  # where a factor overflows as well, the one it should be
-                seen = [tuple(map(_with_finite_factors, replica)) for replica in seen]
-            replay(
-                bench,
-                batches,
-                group,
-                counts,
-                start,
-                seen,
-                loss_scale,
-                around=lambda own: watching(bench.module, found) if own == ids else nullcontext(),
-            )
-
-        return self._in_both(run)
-
-    def reached_by_large(self, group: GroupLayout, start: Start, loss_scale: float) -> Extremes:
-        """What the large batch reaches."""
-
-        def run(bench: Bench, batches: Batches, found: list[Extreme]) -> None:
-            whole = self._whole(bench, batches, group, start, loss_scale)
-            _ = replace(whole, around=lambda _: watching(bench.module, found)).gradients
-
-        return self._in_both(run)
-
-    def _in_both(self, run: Callable[[Bench, Batches, list[Extreme]], None]) -> Extremes:
-        """What ``run`` reaches in the case's precision, and in float64."""
-        low: list[Extreme] = []
-        exact: list[Extreme] = []
-        run(self.bench, self._batches, low)
-        run(self.bench64, self._batches64, exact)
-        return low, exact
-
     @property
     def scheduler_unit(self) -> str | None:
         """In which the experiment's schedule counts; None where it has none."""
@@ -357,11 +308,6 @@ def _drawn(
     if seen is None:
         return None
     return [[replace(m, factors=()) for m in replica] for replica in seen]
-
-
-def _with_finite_factors(microbatch: MicrobatchTrace) -> MicrobatchTrace:
-    kept = (f if f is not None and isfinite(f) else None for f in microbatch.factors)
-    return replace(microbatch, factors=tuple(kept))
 
 
 def _kept_for(cache: dict[Any, Any], digest: str) -> dict[Any, Any]:

@@ -258,7 +258,7 @@ class _Factors:
                 self.observed = False
             else:
                 factor = given
-                off = abs(factor - wanted)
+                off = abs(min(factor, torch.finfo(dtype).max) - min(wanted, torch.finfo(dtype).max))
                 self.right &= off <= FACTOR_UNITS * unit_roundoff(dtype) * abs(wanted)
         # A factor that overflowed is no weight to put right: the gradient overflows with it.
         if math.isfinite(factor):

@@ -72,8 +72,8 @@ def _one_against_replay(
             # None is not zero: it keeps weight decay and optimizer state from being applied.
             return AgainstReplay(math.inf, 0.0, r, missing=True)
         found = ratio(distance(candidate, expected), replay.scale[t])
-        if found > worst:
-            worst, rank = found, r
+        if not found <= worst:  # nor where the plan's own is not finite, and the ratio no number
+            worst, rank = (found, r) if found < math.inf else (math.inf, r)
     held = gradients[rank][t]
     dtype, elements = (torch.float64, 0) if held is None else (held.dtype, held.numel())
     return AgainstReplay(worst, replay_tolerance(plan, dtype, elements, replay.scale[t]), rank)

@@ -20,6 +20,7 @@ from equivtest.compare.cause import is_source
 from equivtest.compare.clip import clip_of
 from equivtest.compare.continuity import agreement, continuity
 from equivtest.compare.parameters import ParameterJudge
+from equivtest.compare.skips import never_applied
 from equivtest.compare.telling import telling
 from equivtest.compare.update import Judged, judge_update
 from equivtest.compare.verdict import Failure, Finding, Status, TensorRow, Verdict
@@ -80,6 +81,7 @@ def _verdict(
     weight_seen = next((j.smallest_weight_seen for j in updates if j.smallest_weight_seen), None)
     notes = [note for judged in updates for note in judged.notes] + parameters.notes
     notes += [note for trace in traces for note in planned.unobserved(trace)]
+    notes += never_applied(traces[0])
     return Verdict(
         status=_status(told, rows),
         card=card_of(experiment, case, traces, rows, weight_seen),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -12,7 +12,7 @@ from torch import Tensor
 from equivtest.compare.cause import Cause
 from equivtest.compare.continuity import same_values
 from equivtest.compare.verdict import Finding
-from equivtest.observe.trace import OptimizerTrace, UpdateTrace
+from equivtest.observe.trace import OptimizerTrace, Trace, UpdateTrace
 
 
 @dataclass(frozen=True)
@@ -37,6 +37,7 @@ def skips(
     seen: Sequence[UpdateTrace],
     replay_finite: Mapping[str, bool],
     candidate_finite: Mapping[str, bool],
+    overflowed: Collection[str],
 ) -> Skips:
     """Whether each optimizer was skipped in update ``u`` where it had to be, on every rank.
 
@@ -46,6 +47,8 @@ def skips(
         seen: the update by rank.
         replay_finite, candidate_finite: by parameter, no element of its gradient is NaN or inf (on
             any rank).
+        overflowed: parameters that have such a gradient in some microbatch of the candidate, for it
+            shares the replay's bits.
     """
     names: set[str] = set()
     findings: list[Finding] = []
@@ -61,11 +64,12 @@ def skips(
             for other in update.optimizers
             if other.names == optimizer.names
         ]
-        if not found:
+        replaced = sorted(own.intersection(overflowed)) if found else []
+        if not found or (replaced and any(applied)):
             names |= own
         findings += [
             Finding(cause, text, update=u)
-            for cause, text in _skip_findings(u, applied, replayed, found)
+            for cause, text in _skip_findings(u, applied, replayed, found, replaced)
         ]
         if not (replayed or found or any(applied)):
             skipped.append(optimizer)
@@ -95,7 +99,11 @@ _DIVERGES = "from the parameters that the update starts from the experiment itse
 
 
 def _skip_findings(
-    u: int, applied: Sequence[bool], replay_finite: bool, candidate_finite: bool
+    u: int,
+    applied: Sequence[bool],
+    replay_finite: bool,
+    candidate_finite: bool,
+    replaced: Sequence[str],
 ) -> Iterator[tuple[Cause, str]]:
     if len(set(applied)) > 1:
         who = [rank for rank, a in enumerate(applied) if not a]
@@ -109,6 +117,12 @@ def _skip_findings(
         )
     elif candidate_finite and replay_finite and not applied[0]:
         yield Cause.SKIP, f"update {u} was skipped although its gradient is finite"
+    elif replaced and any(applied):
+        yield (
+            Cause.SKIP,
+            f"update {u} was applied, and the gradient of {replaced[0]!r} overflows in a "
+            "microbatch: the loop replaced what is not finite, where the update must be skipped",
+        )
 
 
 def untouched(u: int, update: UpdateTrace, seen: OptimizerTrace) -> Iterator[Finding]:
@@ -120,6 +134,16 @@ def untouched(u: int, update: UpdateTrace, seen: OptimizerTrace) -> Iterator[Fin
     for name in (parameters or state)[:1]:
         text = f"update {u} was skipped, yet {name!r} moved"
         yield Finding(Cause.SKIP, text, update=u, tensor=name)
+
+
+def never_applied(trace: Trace) -> Iterator[str]:
+    """A note where every update was skipped: there is no gradient to judge the loop on."""
+    attempts = [o for update in trace.updates for o in update.optimizers]
+    if attempts and not any(o.applied for o in attempts):
+        yield (
+            f"all {len(trace.updates)} updates were skipped, and no gradient could "
+            "be judged: start from a lower scale"
+        )
 
 
 def moved(update: UpdateTrace, seen: OptimizerTrace) -> tuple[list[str], list[str]]:

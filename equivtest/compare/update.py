@@ -106,8 +106,10 @@ class _UpdateJudge:
 
     def judge(self, always_oracle: bool) -> Judged:
         self.findings += beside.buffers(self.u, self.replay, self.seen, self.case.plan.A)
+        planned = self._finite([self.replay.expected])
         right = self._finite([self.replay.expected, *self._reduced_if_scaled()])
-        skips = judge_skips(self.u, self.seen, right, self._finite(self.gradients))
+        overflowed = [n for n in self.names if self.replay.shared and not planned[n]]
+        skips = judge_skips(self.u, self.seen, right, self._finite(self.gradients), overflowed)
         if self.u == 0 and not all(right.values()):
             self.oracle.check_finite()
         self.findings += by_itself(skips.findings, lambda: self.oracle.finite)
@@ -142,19 +144,17 @@ class _UpdateJudge:
         arms = Arms(
             names=self.names,
             precision=self.case.precision,
-            D=self.case.plan.D,
+            group=self.group,
+            start=self.start,
+            seen=self._microbatches,
+            loss_scale=self.loss_scale,
             replay=self.replay,
-            large=lambda factor: finite(self._large_times(factor).gradients),
-            microbatch=lambda *place: self.reference.reached(
-                self.group, self.start, self.traces, self.u, self.loss_scale, place
-            ),
-            whole=lambda: self.reference.reached_by_large(self.group, self.start, self.loss_scale),
+            large=self._large_times,
+            oracle=lambda: self.oracle,
         )
         history = self.traces[0].updates[: self.u + 1]
-        found = [scaler_skip.skipped(arms, history, o) for o in skips.optimizers]
-        only_large = [scaler_skip.applied(arms, history, o) for o in skips.applied]
-        found += [skip for skip in only_large if skip is not None]
-        self.skipped = scaler_skip.explained(found, self.case.isolate)
+        found = scaler_skip.detect(arms, history, skips.optimizers, skips.applied)
+        self.skipped = scaler_skip.explained(found, self.traces[0], self.case.isolate)
         unit = self.reference.scheduler_unit
         findings, notes = scaler_skip.told(found, self.traces[0], unit, self.case.isolate)
         self.findings += findings

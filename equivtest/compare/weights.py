@@ -103,7 +103,7 @@ def fit(
     usable = [
         t
         for t, s in enumerate(scale)
-        if s > 0 and expected[t] is not None and _same_shape(gradient[t], expected[t])
+        if 0 < s < math.inf and expected[t] is not None and _same_shape(gradient[t], expected[t])
     ]
     gram = torch.zeros(len(keys), len(keys), dtype=torch.float64)
     moment = torch.zeros(len(keys), dtype=torch.float64)

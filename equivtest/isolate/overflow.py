@@ -1,10 +1,10 @@
-"""Where a scaled gradient stops being finite: rank, microbatch, tensor and point. Pure."""
+"""Where a scaled gradient stops being finite: rank, microbatch, tensor and point."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 
@@ -57,14 +57,17 @@ class Overflow:
 
 def first_microbatch(
     replay: Replay, names: Sequence[str], own: Collection[str]
-) -> tuple[int, int, int] | None:
-    """Replica and microbatch that overflow first in a parameter of ``own``, and how many do."""
-    found = [
-        (k, r)
-        for (r, k), norms in replay.added.items()
-        if not all(math.isfinite(n) for name, n in zip(names, norms, strict=True) if name in own)
-    ]
-    return (min(found)[1], min(found)[0], len(found)) if found else None
+) -> tuple[tuple[int, int], str, int] | None:
+    """Replica and microbatch that overflow first, in which tensor of ``own``; how many do."""
+    found = {}
+    for (r, k), norms in replay.added.items():
+        odd = [n for n, x in zip(names, norms, strict=True) if n in own and not math.isfinite(x)]
+        if odd:
+            found[k, r] = odd[0]
+    if not found:
+        return None
+    k, r = min(found)
+    return (r, k), found[k, r], len(found)
 
 
 def in_a_sum(replay: Replay, names: Sequence[str], own: Collection[str]) -> Overflow:
@@ -83,10 +86,15 @@ def in_a_sum(replay: Replay, names: Sequence[str], own: Collection[str]) -> Over
     )
 
 
-def entered(extremes: Extremes, own: Collection[str], precision: Precision) -> Overflow:
+def entered(
+    extremes: Extremes, own: Collection[str], tensor: str, precision: Precision
+) -> Overflow:
     """The first point that is not finite though it is in float64, and the first parameter.
 
     A mask may hold infinities by intent: those are in float64 as well.
+
+    Args:
+        tensor: one of ``own`` whose gradient is not finite, where no hook sees one.
     """
     low, exact = extremes
     sizes: dict[tuple[str, str, int], float] = {}
@@ -95,19 +103,11 @@ def entered(extremes: Extremes, own: Collection[str], precision: Precision) -> O
     beyond = [point for point in low if not point.finite]
     overflowed = [p for p in beyond if math.isfinite(sizes.get(p.point, math.nan))]
     backward = [p for p in beyond if p.kind in (GRADIENT_AT, GRADIENT_OF)]
-    first = (overflowed or backward)[0]
-    size = sizes.get(first.point)
-    tensor = next(p.name for p in backward if p.kind == GRADIENT_OF and p.name in own)
-    return Overflow(tensor, _in_words(first), _too_small(first.dtype, size, precision), size)
-
-
-def in_microbatch(
-    place: tuple[int, int, int], extremes: Extremes, own: Collection[str], precision: Precision
-) -> Overflow:
-    """``entered``, in the microbatch that ``first_microbatch`` gave."""
-    rank, microbatch, several = place
-    found = entered(extremes, own, precision)
-    return replace(found, rank=rank, microbatch=microbatch, microbatches=several)
+    reached = [p.name for p in backward if p.kind == GRADIENT_OF and p.name in own]
+    tensor = reached[0] if reached else tensor
+    at = [*overflowed, *backward, Extreme(GRADIENT_OF, tensor, "", 0, "float32", math.inf)][0]
+    size = sizes.get(at.point)
+    return Overflow(tensor, _in_words(at), _too_small(at.dtype, size, precision), size)
 
 
 def largest_of(dtype: torch.dtype) -> float:
