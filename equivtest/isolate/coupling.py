@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from equivtest.compare.cause import Cause
@@ -166,14 +166,24 @@ class _Search:
 
     def _next(self) -> Isolation | None:
         """The isolation of the next place, the innermost module that it can be isolated at."""
-        entry = first_coupling(self.lab, self.found)
+        entry = self._entry(())
         if entry is None:
-            layouts = self.lab.batch_layouts
-            done = any(isinstance(one, LossCoupling) for one in self.found)
-            return None if layouts is None or done else LossCoupling(layouts, self.lab.anatomy)
+            return self._loss()
         options = list(self._options(entry))
         right = next((one for one in options if self._separable([*self.found, one])), None)
-        return right or next((one for one in options if self._moves_past(entry, one)), None)
+        return right or next((one for one in options if self._entry([one]) != entry), None)
+
+    def _entry(self, more: Sequence[Isolation]) -> Entry | None:
+        isolations = [*self.found, *more]
+        names = [one.name for one in isolations if isinstance(one, ModuleCoupling)]
+        return first_coupling(self.lab, self._on_the_lab(isolations), names)
+
+    def _loss(self) -> Isolation | None:
+        """The loss, if nothing else is left where examples can meet."""
+        if self.lab.batch_layouts is None:
+            return None
+        loss = LossCoupling(self.lab.batch_layouts, self.lab.anatomy)
+        return loss if self._separable([*self.found, loss]) else None
 
     def _options(self, entry: Entry) -> Iterator[ModuleCoupling]:
         """At the module and those around it, for each way to put shared tensors together."""
@@ -201,17 +211,14 @@ class _Search:
         return {**self.lab.chunk_counts, **plan}
 
     def _separable(self, isolations: Sequence[Isolation]) -> bool:
-        return self.lab.separable([_on_the_lab(one, self.lab) for one in isolations])
+        return self.lab.separable(self._on_the_lab(isolations))
 
-    def _moves_past(self, entry: Entry, one: Isolation) -> bool:
-        return first_coupling(self.lab, [*self.found, one]) != entry
-
-
-def _on_the_lab(isolation: Isolation, lab: Lab) -> Isolation:
-    """The same for the lab's few examples as the large batch."""
-    if isinstance(isolation, RowsOfTheWhole):
-        return RowsOfTheWhole(isolation.batch_layouts, lab.examples, isolation.where)
-    return isolation
+    def _on_the_lab(self, isolations: Sequence[Isolation]) -> list[Isolation]:
+        """The same for the lab's few examples as the large batch."""
+        return [
+            replace(one, ids=self.lab.examples) if isinstance(one, RowsOfTheWhole) else one
+            for one in isolations
+        ]
 
 
 def _outwards(name: str) -> Iterator[str]:

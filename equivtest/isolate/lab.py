@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from equivtest.arms.build import seed_everything
 from equivtest.distance import accumulate, distance, norm
 from equivtest.isolate.axes import COPIES, Layout, fits, layout, rows
 from equivtest.isolate.cutting import Anatomy, NotCuttable
@@ -36,10 +35,9 @@ Chunks = tuple[tuple[int, ...], ...]
 
 @dataclass(frozen=True)
 class Seen:
-    """One forward: the modules' calls, and totals and counts of the loss by term."""
+    """One forward: the modules' calls, and the counts of the loss by term."""
 
     calls: tuple[Call, ...]
-    totals: dict[str, Tensor]
     counts: dict[str, float]
 
 
@@ -96,60 +94,70 @@ class Lab:
     # -- forwards
 
     def forward(
-        self, ids: Sequence[int], isolations: Sequence[Isolation] = (), batch: Any = None
+        self,
+        chunks: Sequence[Sequence[int]],
+        isolations: Sequence[Isolation] = (),
+        batch: Any = None,
     ) -> Seen:
-        """Of ``ids``, each a microbatch of its own where something is isolated."""
-        run = self._run(ids, tuple((i,) for i in ids))
-        isolated = entered(isolations, run, whole=True)
-        with self._ready(), still(), isolated, watching(run.module) as calls:
-            made, terms = run.bench.losses(self.batch(ids) if batch is None else batch)
-        named = {t: loss for t, loss in zip(terms, made, strict=True) if t is not None}
-        return Seen(
-            tuple(calls),
-            {term: loss.total.detach() for term, loss in named.items()},
-            {term: float(loss.count) for term, loss in named.items()},
-        )
+        """Of ``chunks`` in one batch; a single one is a microbatch by itself."""
+        with self._running(chunks, isolations) as run, watching(run.module) as calls:
+            made, terms = run.bench.losses(self.batch(run.ids) if batch is None else batch)
+        counts = {
+            t: float(loss.count) for t, loss in zip(terms, made, strict=True) if t is not None
+        }
+        return Seen(tuple(calls), counts)
 
     def gradient(
-        self, chunks: Chunks, isolations: Sequence[Isolation] = (), batch: Any = None
+        self,
+        chunks: Sequence[Sequence[int]],
+        isolations: Sequence[Isolation] = (),
+        batch: Any = None,
     ) -> list[Tensor | None]:
-        """Of the totals of ``chunks`` in one batch."""
-        ids = tuple(i for chunk in chunks for i in chunk)
-        run = self._run(ids, chunks)
-        whole = len(chunks) > 1
-        with self._ready(), still(), entered(isolations, run, whole=whole):
-            made = self.batch(ids) if batch is None else batch
+        """Of the totals of ``chunks`` in one batch; a single one is a microbatch by itself."""
+        with self._running(chunks, isolations) as run:
+            made = self.batch(run.ids) if batch is None else batch
             return run.bench.run(made, lambda _, term, __: None if term is None else 1.0).gradients
 
     def separable(self, isolations: Sequence[Isolation]) -> bool:
         """The gradient of the chunks in one batch is the sum of the chunks' own."""
-        whole_batch = self.batch(self.examples)
-        parts = []
-        for chunk in self.chunks:
-            run = self._run(chunk, (chunk,))
-            batch = next(
-                (made for i in isolations if (made := i.part_batch(run, whole_batch)) is not None),
-                None,
-            )
-            parts.append(self.gradient((chunk,), isolations, batch))
+        parts = [
+            self.gradient([chunk], isolations, batch)
+            for chunk, batch in zip(self.chunks, self.part_batches(isolations), strict=True)
+        ]
         return alike(added(parts), self.gradient(self.chunks, isolations))
+
+    def part_batches(self, isolations: Sequence[Isolation]) -> list[Any]:
+        """The batch of each chunk by itself."""
+        whole = self.batch(self.examples)
+        return [self._part_batch(chunk, isolations, whole) for chunk in self.chunks]
+
+    def _part_batch(
+        self, chunk: tuple[int, ...], isolations: Sequence[Isolation], whole: Any
+    ) -> Any:
+        run = self._run([chunk])
+        made = (isolation.part_batch(run, whole) for isolation in isolations)
+        return next((batch for batch in made if batch is not None), self.batch(chunk))
 
     @cached_property
     def chunk_counts(self) -> dict[tuple[int, ...], dict[str, float]]:
         """Supervised elements of the chunks and of each example, by term."""
         parts = [*self.chunks, *((i,) for i in self.examples)]
-        return {ids: self.forward(ids).counts for ids in parts}
-
-    def _run(self, ids: Sequence[int], chunks: Chunks) -> Run:
-        return Run(self.scene.bench, tuple(ids), chunks, self.scene.group.update, self.scene.seed)
+        return {ids: self.forward([ids]).counts for ids in parts}
 
     @contextmanager
-    def _ready(self) -> Iterator[None]:
-        start, bench = self.scene.start, self.scene.bench
+    def _running(
+        self, chunks: Sequence[Sequence[int]], isolations: Sequence[Isolation]
+    ) -> Iterator[Run]:
+        run, bench, start = self._run(chunks), self.scene.bench, self.scene.start
         bench.load(start.parameters, start.buffers[0])
-        seed_everything(0)
-        with batchnorm_aside(bench.module), torch.enable_grad():
-            yield
+        isolated = entered(isolations, run, whole=len(chunks) > 1)
+        with still(), batchnorm_aside(bench.module), torch.enable_grad(), isolated:
+            yield run
+
+    def _run(self, chunks: Sequence[Sequence[int]]) -> Run:
+        own = tuple(tuple(chunk) for chunk in chunks)
+        ids = tuple(i for chunk in own for i in chunk)
+        return Run(self.scene.bench, ids, own, self.scene.group.update, self.scene.seed)
 
     # -- where the examples lie
 
@@ -164,7 +172,7 @@ class Lab:
     @cached_property
     def anatomy(self) -> dict[tuple[str, int], Anatomy]:
         """Of every module's calls, by name and number."""
-        seen = [by_key(self.forward([self.examples[0]] * n).calls) for n in COPIES]
+        seen = [by_key(self.forward([[self.examples[0]] * n]).calls) for n in COPIES]
         found = {}
         for key, first in seen[0].items():
             calls = [first, *(one[key] for one in seen[1:] if key in one)]

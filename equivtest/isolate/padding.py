@@ -36,7 +36,7 @@ def where_padding_leaks(lab: Lab) -> str | None:
         own = lab.batch(chunk)
         if _equal(tensors(own), tensors(cut)):
             continue
-        alone, as_rows = lab.gradient((chunk,)), lab.gradient((chunk,), batch=cut)
+        alone, as_rows = lab.gradient([chunk]), lab.gradient([chunk], batch=cut)
         leaking |= not alike(alone, as_rows)
     return _where(lab, whole) if leaking else None
 
@@ -51,7 +51,7 @@ def _where(lab: Lab, whole: object) -> str:
     if side is None:
         return "in collate, which shows an example otherwise in another batch"
     try:
-        runs = lab.forward(example, batch=own), lab.forward(example, batch=cut)
+        runs = lab.forward([example], batch=own), lab.forward([example], batch=cut)
     except (RuntimeError, ValueError, IndexError):  # torch refuses a single example
         return "through padding"
     alone, as_rows = (by_key(run.calls) for run in runs)

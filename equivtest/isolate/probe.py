@@ -1,10 +1,10 @@
 """The first module in which examples see each other.
 
-Some of the examples of a small batch are replaced, one at a time and two at a time. An element of a
-module's output that moves with either of two examples depends on both. Where examples have rows of
-their own that is a coupling; of tensors that all examples share (a load-balancing term) it is one
-unless the effects of the two add up. No batch axis need be known for the former: an axis is asked
-for only to tell shared tensors, and tensors of pairs, from rows.
+Some of the examples of a small batch are replaced, one at a time: where examples have rows of their
+own, an element of a module's output that moves with either of two examples mixes them. No batch
+axis need be known for that, wherever it stands and whatever is folded into it. A tensor that all
+examples share (a load-balancing term) mixes them unless it is the sum, or a weighted mean, of what
+the microbatches give by themselves.
 """
 
 from __future__ import annotations
@@ -20,32 +20,33 @@ from equivtest.distance import wide
 from equivtest.isolate.axes import Layout, fits
 from equivtest.isolate.cutting import Anatomy
 from equivtest.isolate.isolation import Isolation
-from equivtest.isolate.lab import Lab, Seen
-from equivtest.isolate.watch import by_key, tensors
+from equivtest.isolate.lab import Lab
+from equivtest.isolate.watch import Call, by_key, tensors
 
 REPLACED = 3
-"""Examples of a batch that are replaced, one and two at a time."""
+"""Examples of a batch that are replaced, each on its own."""
 
-ATTEMPTS = 3
-"""By how many different ones: a coupling may show with some only (those of another expert)."""
+STAND_INS = 2
+"""By how many others: a coupling may show with some only."""
 
 MOVED = 2.0**-40
 """Of a tensor's largest element: batches of one shape give other examples the same bits, so this
 leaves room for sums whose order depends on values."""
 
+ADDS_UP = 1e-9
+"""The same between a batch and its microbatches, whose kernels round otherwise."""
+
 UNKNOWN = Anatomy((), ())
 
-Replaced = frozenset[int]
-"""Positions in the batch at which another example stands."""
+Calls = Mapping[tuple[str, int], Call]
 
 
 @dataclass(frozen=True)
 class Entry:
-    """Where a source enters: a module by qualified name and class, or behind all of them."""
+    """Where a source enters: a module by qualified name and class."""
 
     name: str
     kind: str
-    nth: int = 0
 
     def __str__(self) -> str:
         if not self.name:
@@ -53,122 +54,137 @@ class Entry:
         return f"`{self.name}` ({self.kind})"
 
 
-def first_coupling(lab: Lab, isolations: Sequence[Isolation] = ()) -> Entry | None:
-    """The first module whose outputs mix examples that its inputs hold apart; None if none does."""
-    found = (_first(lab, isolations, attempt) for attempt in range(ATTEMPTS))
-    return next((entry for entry in found if entry is not None), None)
+def first_coupling(
+    lab: Lab, isolations: Sequence[Isolation] = (), isolated: Sequence[str] = ()
+) -> Entry | None:
+    """The first module whose outputs mix examples that its inputs hold apart; None if none does.
 
-
-def _first(lab: Lab, isolations: Sequence[Isolation], attempt: int) -> Entry | None:
-    runs = _runs(lab, isolations, attempt)
-    if len(runs) < 4:  # base, two replaced, both: without two that can be replaced there is no pair
-        return None
-    n = len(lab.examples)
-    counts = {which: seen.counts for which, seen in runs.items()}
-    calls = {which: by_key(seen.calls) for which, seen in runs.items()}
-    for call in runs[frozenset()].calls:
-        same = {which: found[call.key] for which, found in calls.items() if call.key in found}
-        if len(same) < len(runs):
-            continue  # not called in each of them
+    Args:
+        isolations: entered around the forwards.
+        isolated: modules that run in microbatches for them; those inside are not looked at.
+    """
+    rows, shared = _Rows.of(lab, isolations), _Shared.of(lab, isolations)
+    for call in rows.calls:
+        if any(call.name != name and _is_in(call.name, name) for name in isolated):
+            continue
         where = lab.anatomy.get(call.key, UNKNOWN)
-        inputs = {which: one.inputs for which, one in same.items()}
-        outputs = {which: one.outputs for which, one in same.items()}
-        if _any_mixes(outputs, where.outputs, counts, n) and not _any_mixes(
-            inputs, where.inputs, counts, n
-        ):
-            return Entry(call.name, call.kind, call.nth)
+        mixed = rows.mixes(call, "outputs", where.outputs) or shared.mixes(call, where.outputs)
+        if mixed and not rows.mixes(call, "inputs", where.inputs):
+            return Entry(call.name, call.kind)
     return None
 
 
-def _runs(lab: Lab, isolations: Sequence[Isolation], attempt: int) -> dict[Replaced, Seen]:
-    """The base, and with one and two examples replaced by others of a batch of the same shapes."""
-    base = lab.examples
-    replacing: dict[int, int] = {}
-    for at in range(len(base)):
-        other = _stand_in(lab, at, attempt)
-        if other is not None and len(replacing) < REPLACED:
-            replacing[at] = other
-    which = [frozenset(c) for size in (0, 1, 2) for c in combinations(replacing, size)]
-    return {
-        replaced: lab.forward(
-            [replacing[at] if at in replaced else i for at, i in enumerate(base)], isolations
+def _is_in(name: str, module: str) -> bool:
+    return not module or name == module or name.startswith(f"{module}.")
+
+
+@dataclass(frozen=True)
+class _Rows:
+    """A forward of ``n`` examples, and others by the position of the example that is replaced."""
+
+    n: int
+    calls: tuple[Call, ...]
+    replaced: Mapping[int, Sequence[Calls]]
+
+    @classmethod
+    def of(cls, lab: Lab, isolations: Sequence[Isolation]) -> _Rows:
+        base = lab.examples
+
+        def calls(ids: Sequence[int]) -> tuple[Call, ...]:
+            return lab.forward([(i,) for i in ids], isolations).calls
+
+        batches = {at: _with_another(lab, at) for at in range(len(base))}
+        chosen = [at for at, others in batches.items() if others][:REPLACED]
+        replaced = {at: [by_key(calls(ids)) for ids in batches[at]] for at in chosen}
+        return cls(len(base), calls(base), replaced)
+
+    def mixes(self, call: Call, side: str, layouts: Sequence[Layout]) -> bool:
+        """Some element of its inputs or outputs moves with either of two examples."""
+        base: tuple[Tensor, ...] = getattr(call, side)
+        if len(layouts) != len(base):
+            layouts = [Layout(known=False)] * len(base)
+        return any(
+            self._mixed(call, side, t, layout)
+            for t, layout in enumerate(layouts)
+            if not layout.shared
         )
-        for replaced in which
-    }
+
+    def _mixed(self, call: Call, side: str, t: int, layout: Layout) -> bool:
+        moved_by = [self._moved(call, side, t, others) for others in self.replaced.values()]
+        known = [one for one in moved_by if one is not None]
+        return any(bool(_but_pairs(a & b, layout, self.n).any()) for a, b in combinations(known, 2))
+
+    def _moved(self, call: Call, side: str, t: int, others: Sequence[Calls]) -> Tensor | None:
+        """By element, whether another example in one place moves it; None if packed otherwise."""
+        base: tuple[Tensor, ...] = getattr(call, side)
+        result = torch.zeros_like(base[t], dtype=torch.bool)
+        for calls in others:
+            tensors: Sequence[Tensor] = getattr(calls[call.key], side) if call.key in calls else ()
+            if len(tensors) != len(base) or tensors[t].shape != base[t].shape:
+                return None  # its rows are not the same examples'
+            result |= moved(tensors[t], base[t])
+        return result
 
 
-def _stand_in(lab: Lab, at: int, attempt: int) -> int | None:
-    """An example for the one at ``at`` with which the batch has the same shapes."""
-    base = lab.examples
+def _with_another(lab: Lab, at: int) -> list[list[int]]:
+    """Batches of the same shapes with another example at ``at``."""
+    base = list(lab.examples)
     own = tensors(lab.batch(base))
-    others = [i for i in lab.others if i != base[at]]
-    first = (at + attempt * REPLACED) % max(len(others), 1)
-    for other in (*others[first:], *others[:first]):
-        made = tensors(lab.batch([*base[:at], other, *base[at + 1 :]]))
+    found: list[list[int]] = []
+    for other in (*lab.others[at + 1 :], *lab.others[: at + 1]):
+        ids = [*base[:at], other, *base[at + 1 :]]
+        made = tensors(lab.batch(ids))
         same_shapes = [t.shape for t in made] == [t.shape for t in own]
         if same_shapes and not all(map(torch.equal, made, own)):
-            return other
-    return None
+            found.append(ids)
+        if len(found) == STAND_INS:
+            break
+    return found
 
 
-def _any_mixes(
-    found: Mapping[Replaced, tuple[Tensor, ...]],
-    layouts: Sequence[Layout],
-    counts: Mapping[Replaced, Mapping[str, float]],
-    n: int,
-) -> bool:
-    lengths = {len(leaves) for leaves in found.values()}
-    if len(lengths) != 1:
-        return False
-    leaves = lengths.pop()
-    if len(layouts) != leaves:
-        layouts = [Layout(known=False)] * leaves
-    return any(
-        _mixes({which: tensors[t] for which, tensors in found.items()}, layouts[t], counts, n)
-        for t in range(leaves)
-    )
+@dataclass(frozen=True)
+class _Shared:
+    """A forward of microbatches in one batch, and one of each."""
 
+    whole: Calls
+    parts: Sequence[Calls]
+    weights: Sequence[Sequence[float]]
 
-def _mixes(
-    found: Mapping[Replaced, Tensor],
-    layout: Layout,
-    counts: Mapping[Replaced, Mapping[str, float]],
-    n: int,
-) -> bool:
-    """Some element depends on two examples, otherwise than by adding up what is of each."""
-    base = found[frozenset()]
-    if any(x.shape != base.shape for x in found.values()) or base.numel() == 0:
-        return False  # packed otherwise: its rows are not the same examples'
-    pairs = [tuple(which) for which in found if len(which) == 2]
-    if layout.shared:
-        return not any(
-            all(_adds_up(weighted, a, b) for a, b in pairs) for weighted in _weighted(found, counts)
+    @classmethod
+    def of(cls, lab: Lab, isolations: Sequence[Isolation]) -> _Shared:
+        whole = lab.forward(lab.chunks, isolations)
+        parts = [
+            lab.forward([chunk], isolations, batch)
+            for chunk, batch in zip(lab.chunks, lab.part_batches(isolations), strict=True)
+        ]
+        sizes = [[float(len(chunk)) for chunk in lab.chunks]]
+        sizes += [[part.counts.get(term, 0.0) for part in parts] for term in whole.counts]
+        means = [[size / sum(each) for size in each] for each in sizes if sum(each) > 0]
+        weights = [[1.0] * len(parts), *means]
+        return cls(by_key(whole.calls), [by_key(part.calls) for part in parts], weights)
+
+    def mixes(self, call: Call, layouts: Sequence[Layout]) -> bool:
+        """Some output without rows is neither the sum nor a mean of the microbatches'."""
+        calls = [calls.get(call.key) for calls in (self.whole, *self.parts)]
+        outputs = [one.outputs for one in calls if one is not None]
+        if len(outputs) < len(calls) or {len(each) for each in outputs} != {len(layouts)}:
+            return False
+        return any(
+            layout.shared and not self._adds_up([each[t] for each in outputs])
+            for t, layout in enumerate(layouts)
         )
-    by_one = {
-        at: moved(found[frozenset({at})], base) for at in {at for pair in pairs for at in pair}
-    }
-    return any(bool(_but_pairs(by_one[a] & by_one[b], layout, n).any()) for a, b in pairs)
+
+    def _adds_up(self, tensors: Sequence[Tensor]) -> bool:
+        whole, *parts = tensors
+        if not whole.is_floating_point() or any(part.shape != whole.shape for part in parts):
+            return True  # no gradient goes through it; or a shape of its own, to be seen in its use
+        return any(
+            not bool(moved(_sum(parts, weights), whole, ADDS_UP).any()) for weights in self.weights
+        )
 
 
-def _weighted(
-    found: Mapping[Replaced, Tensor], counts: Mapping[Replaced, Mapping[str, float]]
-) -> list[Mapping[Replaced, Tensor]]:
-    """The tensors, and times each of the loss's counts: a mean over those adds up so."""
-    terms = counts[frozenset()]
-    return [
-        found,
-        *({which: x * counts[which].get(t, 0.0) for which, x in found.items()} for t in terms),
-    ]
-
-
-def _adds_up(found: Mapping[Replaced, Tensor], a: int, b: int) -> bool:
-    """The effect of replacing two is the sum of the effects of replacing each."""
-    four = [found[frozenset(s)] for s in ((), (a,), (b,), (a, b))]
-    if all(torch.equal(x, four[0]) for x in four[1:]):
-        return True
-    none, one, other, both = map(_wide, four)
-    largest = max(float(x.abs().max()) for x in (none, one, other, both))
-    return bool(((both - one - other + none).abs() <= 4 * MOVED * largest).all())
+def _sum(parts: Sequence[Tensor], weights: Sequence[float]) -> Tensor:
+    return torch.stack([part * weight for part, weight in zip(parts, weights, strict=True)]).sum(0)
 
 
 def moved(x: Tensor, base: Tensor, tolerance: float = MOVED) -> Tensor:
