@@ -53,8 +53,10 @@ class _Probe:
         self.module, self.forward, self.lengths, self.key = module, forward, lengths, key
 
     def layouts(self) -> Layouts:
-        one = next(iter(self.lengths))
-        two, three = self._recorded([one] * 2), self._recorded([one] * 3)
+        ids = list(self.lengths)
+        # The longest: of a line of one token, axes with several entries look like those with one.
+        one = max(ids, key=self.lengths.__getitem__)
+        two, three, group = (self._recorded(examples) for examples in ([one] * 2, [one] * 3, ids))
         odd = [*two.unkeyed, *three.unkeyed]
         if two.others != three.others:
             odd.append("numpy's or Python's generator is asked for more numbers by more examples")
@@ -64,30 +66,45 @@ class _Probe:
                 found[site] = examples_axis(two.sizes.get(site), three.sizes.get(site))
             except NoLayoutError as error:
                 odd.append(f"{site.module}: {error}")
-        folded = [
-            (site, layout.axis)
+        folded = {
+            site: layout.axis
             for site, layout in found.items()
-            if layout.axis is not None and two.sizes[site][layout.axis] > 2
-        ]
-        told = Layouts(found, first=two.first, odd=tuple(dict.fromkeys(odd)))
-        layouts = self._ordered(told, [site for site, _ in folded], one)
-        if len(set(self.lengths.values())) == 1:
-            return layouts
-        return self._anchored(replace(layouts, entries=self._entries(folded)))
+            if layout.axis is not None
+            and (two.sizes[site][layout.axis] > 2 or _longer(group, site, layout.axis, len(ids)))
+        }
+        layouts = Layouts(
+            found,
+            entries=self._entries(folded),
+            first=group.first or two.first,
+            odd=tuple(dict.fromkeys(odd)),
+        )
+        return self._anchored(self._ordered(layouts))
 
-    def _ordered(self, layouts: Layouts, folded: Sequence[Site], one: int) -> Layouts:
+    def _entries(self, folded: Mapping[Site, int]) -> dict[Site, dict[int, int]]:
+        """By example, its entries on axes that have several for an example."""
+        entries: dict[Site, dict[int, int]] = {site: {} for site in folded}
+        for example in self.lengths if folded else ():
+            sizes = self._recorded([example] * 2).sizes
+            for site, axis in folded.items():
+                if len(sizes.get(site, ())) > axis:
+                    entries[site][example] = sizes[site][axis] // 2
+        return entries
+
+    def _ordered(self, layouts: Layouts) -> Layouts:
         """With an order for each draw whose axis has several entries for an example.
 
         All in one order or all in the other, and only then each by itself. An order that symmetry
         does not tell (where capacity is given to the first who come, say) is the usual one.
         """
+        folded = layouts.entries
         if not folded:
             return layouts
-        told = self._told(_in_orders(layouts, folded), partial(self._symmetric, one))
+        most = max(self.lengths, key=lambda i: sum(held.get(i, 0) for held in folded.values()))
+        told = self._told(_in_orders(layouts, list(folded)), partial(self._symmetric, most))
         if told is not None:
             return told
         for site in folded:
-            fits = partial(self._symmetric, one, only=site)
+            fits = partial(self._symmetric, most, only=site)
             layouts = self._told(_in_orders(layouts, [site]), fits) or layouts
         return layouts
 
@@ -110,15 +127,6 @@ class _Probe:
             self._loss([one] * 3, layouts, attempt, keys, only) for keys in (_KEYS, _TURNED)
         )
         return abs(turned - loss) <= ROUNDING * abs(loss)
-
-    def _entries(self, folded: Sequence[tuple[Site, int]]) -> dict[Site, dict[int, int]]:
-        entries: dict[Site, dict[int, int]] = {site: {} for site, _ in folded}
-        for example in self.lengths if folded else ():
-            sizes = self._recorded([example] * 2).sizes
-            for site, axis in folded:
-                if len(sizes.get(site, ())) > axis:
-                    entries[site][example] = sizes[site][axis] // 2
-        return entries
 
     def _anchored(self, layouts: Layouts) -> Layouts:
         """Counted from the end, if only so a short example draws what it draws without padding."""
@@ -150,6 +158,11 @@ class _Probe:
         key = (*self.key, attempt)
         with Keyed(self.module, keys or examples, key, layouts, only):
             return self.forward(examples)
+
+
+def _longer(group: Keyed, site: Site, axis: int, examples: int) -> bool:
+    size = group.sizes.get(site, ())
+    return len(size) > axis and size[axis] > examples
 
 
 def _in_orders(layouts: Layouts, sites: Sequence[Site]) -> list[Layouts]:
