@@ -49,7 +49,7 @@ class RandomNumbers(Isolation):
 
     def said(self) -> Sequence[str]:
         sentences = dict.fromkeys([*self.layouts.odd, *self.unkeyed])
-        return [f"random numbers that are not by example: {one}" for one in sentences]
+        return [f"not sure to be given by example: random numbers {one}" for one in sentences]
 
 
 def detect(scene: Scene, _: Sequence[Isolation]) -> list[Isolation]:

@@ -32,6 +32,8 @@ ROUNDING = 1e-11
 """What float64 may move a loss by, of its own size."""
 TRIES = 8
 """Keys under which to look for a difference: with a few coins, wrong layouts give right numbers."""
+NO_ORDER = "in which order an axis holds the examples cannot be told"
+NO_PLACE = "an axis holds examples and padded positions, in which order cannot be told"
 ORDERS: tuple[Order, ...] = ("major", "minor")
 
 
@@ -105,7 +107,8 @@ class _Probe:
             return told
         for site in folded:
             fits = partial(self._symmetric, most, only=site)
-            layouts = self._told(_in_orders(layouts, [site]), fits) or layouts
+            told = self._told(_in_orders(layouts, [site]), fits)
+            layouts = told or _doubting(layouts, f"{site.module}: {NO_ORDER}")
         return layouts
 
     def _told(
@@ -135,7 +138,11 @@ class _Probe:
         if self._recorded([short] * 2).sizes == self._recorded([long] * 2).sizes:
             return layouts
         candidates = [layouts, replace(layouts, from_end=True)]
-        return self._told(candidates, partial(self._adds_up, short, long)) or layouts
+        told = self._told(candidates, partial(self._adds_up, short, long))
+        if told is not None:
+            return told
+        ragged = [s for s, held in layouts.entries.items() if len(set(held.values())) > 1]
+        return _doubting(layouts, *(f"{site.module}: {NO_PLACE}" for site in ragged))
 
     def _adds_up(self, short: int, long: int, layouts: Layouts, attempt: int) -> bool:
         both = self._loss([short, long], layouts, attempt)
@@ -158,6 +165,10 @@ class _Probe:
         key = (*self.key, attempt)
         with Keyed(self.module, keys or examples, key, layouts, only):
             return self.forward(examples)
+
+
+def _doubting(layouts: Layouts, *sentences: str) -> Layouts:
+    return replace(layouts, odd=tuple(dict.fromkeys([*layouts.odd, *sentences])))
 
 
 def _longer(group: Keyed, site: Site, axis: int, examples: int) -> bool:

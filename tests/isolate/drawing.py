@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
 from forwards import WIDTH
 from torch import Tensor, nn
+from torch.distributions import Normal
+from torch.func import vmap
 from torch.nn import functional as F
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 from torch.utils.checkpoint import checkpoint
@@ -187,6 +190,17 @@ class Chosen(nn.Module):
         return x * (1 + F.one_hot(chosen, WIDTH).sum(1)).reshape(x.shape)
 
 
+class DroppedWeights(nn.Module):
+    """The same weights dropped for all examples."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.linear(x, F.dropout(self.linear.weight, P))
+
+
 class Shuffled(nn.Module):
     """The features in an order drawn for the whole batch."""
 
@@ -242,6 +256,9 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
     "randn_like": lambda: Between(noise(lambda x: x + torch.randn_like(x))),
     "normal": lambda: Between(noise(lambda x: torch.normal(x.detach(), 0.5) + x)),
     "bernoulli": lambda: Between(noise(lambda x: x * torch.bernoulli(x.detach().sigmoid()))),
+    "Normal": lambda: Between(noise(lambda x: Normal(x, x.exp()).rsample())),
+    "vmap": lambda: Between(noise(vmap(partial(F.dropout, p=P), randomness="different"))),
+    "weights": lambda: Between(DroppedWeights()),
     "poisson": lambda: Between(noise(lambda x: x * torch.poisson(x.detach().exp()))),
     "randint": lambda: Between(noise(lambda x: x * torch.randint(1, 5, x.shape))),
     "multinomial": lambda: Between(Chosen(2, replacement=False)),

@@ -16,6 +16,7 @@ from torch.nn import functional as F
 
 from equivtest.isolate.keyed import Keyed, in_turn
 from equivtest.isolate.layout import Layout, Layouts, Module, Site
+from equivtest.isolate.probing import NO_ORDER, NO_PLACE
 from equivtest.observe.rng import RandomState
 
 LENGTHS = (3, 5, 2, 5, 1)
@@ -140,6 +141,22 @@ class TestWhatIsNotByExample:
         (told,) = one.layouts().odd
         assert told.startswith("at `noise` (Noise): ")
         assert said in told
+
+    def test_an_axis_with_the_examples_in_the_middle(self) -> None:
+        def draw(x: Tensor) -> Tensor:
+            turned = x.transpose(0, 1)  # (L, N, W) in one axis
+            return F.dropout(turned.flatten(), P).reshape(turned.shape).transpose(0, 1)
+
+        one = Setup(Between(noise(draw)), lines(LENGTHS))
+        assert one.layouts().odd[0] == f"at `noise` (Noise): {NO_ORDER}"
+
+    def test_an_axis_with_positions_in_the_middle(self) -> None:
+        def draw(x: Tensor) -> Tensor:
+            turned = x.transpose(1, 2)  # (N, W, L) in one axis
+            return F.dropout(turned.flatten(), P).reshape(turned.shape).transpose(1, 2)
+
+        one = Setup(Between(noise(draw)), lines(LENGTHS))
+        assert one.layouts().odd == (f"at `noise` (Noise): {NO_PLACE}",)
 
     def test_by_numpy(self) -> None:
         one = Setup(Between(noise(lambda x: x * np.random.rand(len(x)).mean())), lines(LENGTHS))
