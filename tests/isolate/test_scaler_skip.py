@@ -15,12 +15,14 @@ from torch import Tensor, nn
 import equivtest
 from equivtest import Experiment, Loss, Plan, Rank
 from equivtest.arms.extremes import GRADIENT_AT, GRADIENT_OF, OUTPUT, Extreme, watching
-from equivtest.arms.replay import Replay
+from equivtest.arms.replay import Replay, Start
 from equivtest.compare.verdict import Verdict
 from equivtest.isolate.overflow import entered, first_microbatch, in_a_sum
+from equivtest.isolate.scaler_skip import Arms, detect
 from equivtest.isolate.skip import Attempt, attempt
 from equivtest.loops import accumulate
 from equivtest.observe.trace import OptimizerTrace, State, UpdateTrace
+from equivtest.plan import layout
 from equivtest.precision import precision
 
 MIXED = precision("fp16-mixed")
@@ -82,11 +84,22 @@ def test_parts_that_cancel_overflow_in_the_split_alone_and_no_factor_decides() -
     assert "factor" not in finding.text
 
 
+def arms(largest: float) -> Arms:
+    """Arms of which the large batch must not run."""
+    replay = Replay(expected=[torch.tensor([1.0, -largest])], reduced=[], scale=[])
+    group = layout(Plan(1, 1, 1), 1, updates=1)[0]
+    start = Start({}, ())
+    return Arms(["a"], MIXED, group, start, (), FACTOR, replay, pytest.fail, pytest.fail)
+
+
 def test_a_gradient_far_from_the_largest_number_costs_no_large_batch() -> None:
-    # 64 x 10 is 100 times less than float16 holds, and the fourth update's group is like the first.
-    verdict = check(branches({0: 10.0}, 4), Plan(2, 2, 1))
-    assert verdict.status == "equivalent", verdict.explain()
-    assert not verdict.notes
+    # 64 x 63 = 4032 is below 65504 / 16 = 4094, and 64 x 65 is not.
+    assert (
+        detect(arms(63.0), [update(FACTOR, True)], [], [update(FACTOR, True).optimizers[0]]) == []
+    )
+    assert not arms(63.0).near({"a"})
+    assert arms(65.0).near({"a"})
+    assert not arms(65.0).near({"b"})
 
 
 def test_every_update_skipped_by_both_is_said_to_be() -> None:

@@ -151,6 +151,8 @@ def test_a_skipped_update_is_attempted_and_not_applied() -> None:
     skipped, applied = trace.updates
     assert (skipped.applied, applied.applied) == (False, True)
     assert (skipped.scale, skipped.scale_after) == (4.0, 2.0)
+    # Updates since the scale last moved.
+    assert [update.scaler_after["_growth_tracker"] for update in trace.updates] == [0, 1]
     assert skipped.after["weight"].item() == 1.0
     assert applied.scale == 2.0
 
