@@ -6,6 +6,10 @@ import os
 from pathlib import Path
 from typing import Any
 
+# Before anything imports torch: pytest's workers would otherwise have a thread a core each, and
+# spend more time waiting for one another's cores than computing. Ranks have one thread anyway.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 import pytest
 from drawn_table import PROPERTY, Tally
 from hypothesis import HealthCheck, Phase, settings

@@ -5,6 +5,7 @@ import resource
 import signal
 import sys
 import threading
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -35,45 +36,43 @@ def test_a_job_that_raises_is_heard_before_its_process_is_put_back() -> None:
         pool.close()
 
 
-def test_more_ranks_than_come_up_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture(scope="module")
+def other() -> Iterator[Pool]:
+    """A pool that no other test has grown."""
+    pool = Pool()
+    pool.solo(lambda seat: None)
+    yield pool
+    pool.close()
+
+
+def test_more_ranks_than_come_up_are_counted(other: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(processes, "_FORK_LIMIT_S", 0.3)
-    pool = Pool()
-    try:
-        pool.solo(lambda seat: None)
-        with pytest.raises(
-            PoolError, match=r"^1000 ranks were asked for, but \d+ came up: [^\n]*$"
-        ):
-            pool.run(lambda seat: None, D=1000)
-        assert healthy(pool)
-    finally:
-        pool.close()
+    with pytest.raises(PoolError, match=r"^1000 ranks were asked for, but \d+ came up: [^\n]*$"):
+        other.run(lambda seat: None, D=1000)
+    monkeypatch.undo()
+    assert healthy(other)
 
 
-def test_ranks_that_cannot_be_opened_are_counted() -> None:
-    pool = Pool()
+def test_ranks_that_cannot_be_opened_are_counted(other: Pool) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     try:
-        pool.solo(lambda seat: None)
         resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/dev/fd")) + 60, hard))
         with pytest.raises(PoolError, match=r"^40 ranks .* came up: .*Too many open files$"):
-            pool.run(lambda seat: None, D=40)
-        assert healthy(pool)
+            other.run(lambda seat: None, D=40)
+        assert healthy(other)
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-        pool.close()
 
 
-def test_ranks_that_make_no_group_in_time_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ranks_that_make_no_group_in_time_are_counted(
+    other: Pool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(pool_module, "_WORLD_LIMIT_S", 0.0)
-    pool = Pool()
-    try:
-        message = "^3 ranks were asked for and came up, but made no process group: [^\n]*$"
-        with pytest.raises(Timeout, match=message):
-            pool.run(lambda seat: None, D=3)
-        monkeypatch.undo()
-        assert healthy(pool)
-    finally:
-        pool.close()
+    message = "^3 ranks were asked for and came up, but made no process group: [^\n]*$"
+    with pytest.raises(Timeout, match=message):
+        other.run(lambda seat: None, D=3)
+    monkeypatch.undo()
+    assert healthy(other)
 
 
 def healthy(pool: Pool, size: int = 2) -> bool:
