@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import sys
 from pathlib import Path
-
-import pytest
 
 ROOT = Path(__file__).parents[1]
 BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```", (ROOT / "README.md").read_text(), re.M | re.S)
@@ -27,39 +26,39 @@ def test_the_readme_has_a_case_a_script_and_two_commands() -> None:
     assert [kind for kind, _ in BLOCKS] == ["sh", "python", "python"]
 
 
-def test_the_case_passes_under_pytest(tmp_path: Path) -> None:
-    case = blocks("python")[0]
-    (tmp_path / "test_my_loop.py").write_text(case)
-    plugin = [] if installed() else ["-p", "equivtest.plugin"]
-    done = run(sys.executable, "-m", "pytest", "-q", "-x", *plugin, cwd=tmp_path)
-    assert done.returncode == 0, done.stdout + done.stderr
-    # plans(32, max_D=2): six factorisations of 32 at D=1, five of 16 at D=2; three precisions
-    assert "33 passed" in done.stdout
-    assert (tmp_path / "reports" / "divergence.html").exists()
+LEFT_OUT = {
+    "clip.missing": ("        clip_grad_norm_(rank.module.parameters(), 1.0)\n", ""),
+    "prec.not_applied": (
+        "                with rank.autocast():\n",
+        "                if True:\n",
+    ),
+}
+"""By cause, a line of the case, and what stands in its place."""
 
 
-@pytest.mark.parametrize(
-    ("line", "cause"),
-    [
-        ("        clip_grad_norm_(rank.module.parameters(), 1.0)\n", "clip.missing"),
-        ("                with rank.autocast():\n", "prec.not_applied"),
-    ],
-)
-def test_without_the_clip_or_the_autocast_the_case_names_its_cause(
-    tmp_path: Path, line: str, cause: str
+def test_the_case_passes_and_names_its_cause_without_the_clip_or_the_autocast(
+    tmp_path: Path,
 ) -> None:
     case = blocks("python")[0]
-    assert line in case
-    left_out = "                if True:\n" if line.endswith(":\n") else ""
-    # Bound 0.01: active in every update of this model.
-    case = case.replace(line, left_out).replace("clip_norm=1.0", "clip_norm=0.01")
-    case = case.replace("parameters(), 1.0)", "parameters(), 0.01)")
     (tmp_path / "test_my_loop.py").write_text(case)
+    for cause, (line, instead) in LEFT_OUT.items():
+        assert line in case
+        # Bound 0.01: active in every update of this model.
+        faulty = case.replace(line, instead).replace("clip_norm=1.0", "clip_norm=0.01")
+        faulty = faulty.replace("parameters(), 1.0)", "parameters(), 0.01)")
+        (tmp_path / f"test_{cause.replace('.', '_')}.py").write_text(faulty)
     plugin = [] if installed() else ["-p", "equivtest.plugin"]
-    only = "bf16-mixed and m8-A2-D2"
+    only = "test_my_loop.py or (bf16-mixed and m8-A2-D2)"
     done = run(sys.executable, "-m", "pytest", "-q", "-k", only, *plugin, cwd=tmp_path)
     assert done.returncode == 1, done.stdout + done.stderr
-    assert cause in done.stdout
+    # plans(32, max_D=2): six factorisations of 32 at D=1, five of 16 at D=2; three precisions.
+    assert "2 failed, 33 passed" in done.stdout
+    records = [json.loads(p.read_text()) for p in tmp_path.glob("reports/runs/*/cases/*.json")]
+    found = {r["id"].partition("::")[0]: r["outcome"]["causes"] for r in records}
+    for cause in LEFT_OUT:
+        assert cause in found[f"test_{cause.replace('.', '_')}.py"]
+    assert found["test_my_loop.py"] == []
+    assert (tmp_path / "reports" / "divergence.html").exists()
 
 
 def test_the_script_passes(tmp_path: Path) -> None:

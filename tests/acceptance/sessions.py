@@ -41,6 +41,34 @@ def halved(rank):
         rank.optimizer.step()
 """
 
+LINEAR_CASES = """
+import pytest
+
+@pytest.mark.parametrize("plan", plans(8, max_D=2)[-4:], ids=str)
+def test_right(equivalence, plan):
+    equivalence(linear, plan, precision="fp64")
+
+@pytest.mark.parametrize("plan", [Plan(8, 1, 1), Plan(2, 2, 2)], ids=str)
+def test_wrong(equivalence, plan):
+    equivalence(linear, plan, loop=halved)
+
+def test_expected(equivalence):
+    equivalence(linear, Plan(2, 2, 2), loop=halved, expect="fault")
+
+def test_impossible(equivalence):
+    equivalence(linear, Plan(2, 2, 2), precision="tf32")
+
+def test_ordinary():
+    pass
+"""
+
+
+def a_session(folder: Path) -> Session:
+    """A folder that is pytest's root, and takes nothing from the folders above it."""
+    session = Session(folder)
+    session.write("pytest.ini", "[pytest]\n")
+    return session
+
 
 @dataclass(frozen=True)
 class Session:

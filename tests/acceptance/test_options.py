@@ -53,15 +53,22 @@ def test_a_session_without_a_case_writes_nothing_and_imports_no_torch(
 
 @pytest.mark.parametrize("workers", [(), ("-n", "2")], ids=str)
 def test_collecting_only_writes_nothing_and_starts_no_rank(
-    linear: Session, workers: tuple[str, ...]
+    session: Session, workers: tuple[str, ...]
 ) -> None:
-    linear.write(
+    session.write(
+        "test_plans.py",
+        "import pytest\n"
+        "from equivtest import plans\n"
+        "@pytest.mark.parametrize('plan', plans(8, max_D=2), ids=str)\n"
+        "def test_it(equivalence, plan): pass\n",
+    )
+    session.write(
         "conftest.py",
         "import pytest, sys\n"
         "@pytest.hookimpl(trylast=True)\n"
         "def pytest_unconfigure(): assert 'equivtest.pool' not in sys.modules\n",
     )
-    status, output = linear.run("--collect-only", "-q", *workers)
+    status, output = session.run("--collect-only", "-q", *workers)
     assert status == 0, output
-    assert "test_linear.py::test_right[m1-A4-D2]" in output
-    assert linear.files() == ["conftest.py", "pytest.ini", "test_linear.py"]
+    assert "test_plans.py::test_it[m1-A4-D2]" in output
+    assert session.files() == ["conftest.py", "pytest.ini", "test_plans.py"]
