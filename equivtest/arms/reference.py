@@ -108,6 +108,7 @@ class Reference:
         update: int,
         loss_scale: float,
         keep: bool = False,
+        apart: bool = False,
     ) -> Replay:
         """The plan's microbatches in the case's precision, with the candidate's root factors."""
         self._note(f"the replay of update {update}")
@@ -121,6 +122,7 @@ class Reference:
             seen,
             loss_scale,
             keep,
+            apart=apart,
         )
 
     def split(

@@ -16,11 +16,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from equivtest.arms.allreduce import ring_average
 from equivtest.arms.bench import Bench, Factor, Pass
+from equivtest.arms.summing import Apart, Sums, reductions_of
 from equivtest.batches import Counts, denominator
-from equivtest.distance import accumulate, finite, norms
-from equivtest.observe.trace import MicrobatchTrace, Reduction, Tensors
+from equivtest.distance import MaybeTensors, accumulate, norms
+from equivtest.observe.trace import MicrobatchTrace, Tensors
 from equivtest.plan import GroupLayout
 from equivtest.precision import unit_roundoff
 
@@ -61,6 +61,7 @@ class Replay:
         weighed: the root factors were the expected ones, but for their rounding.
         scale: by tensor, the sum over microbatches of the norms of what was added; ``added`` are
             those norms by replica and microbatch.
+        apart: the sum taken otherwise, where asked for.
         parts: each microbatch's contribution to ``expected`` by replica and microbatch, where kept.
         totals, counts, terms: of the losses made, by replica and microbatch.
         dtypes: floating dtypes that autograd saved in the forwards, where they were watched.
@@ -76,6 +77,7 @@ class Replay:
     scale: list[float]
     exact: bool = False
     weighed: bool = True
+    apart: Apart | None = None
     added: dict[tuple[int, int], list[float]] = field(default_factory=dict)
     parts: dict[tuple[int, int], list[Tensor | None]] = field(default_factory=dict)
     totals: dict[tuple[int, int], tuple[float, ...]] = field(default_factory=dict)
@@ -99,6 +101,7 @@ def replay(
     loss_scale: float = 1.0,
     keep: bool = False,
     around: Around = nothing,
+    apart: bool = False,
 ) -> Replay:
     """Run the group's microbatches.
 
@@ -108,8 +111,11 @@ def replay(
         loss_scale: what a scaler multiplied the loss by.
         keep: keep each microbatch's contribution.
         around: entered around each microbatch.
+        apart: take the sum in other ways as well.
     """
-    return _Replaying(bench, batches, group, counts, start, seen, loss_scale, keep, around).run()
+    return _Replaying(
+        bench, batches, group, counts, start, seen, loss_scale, keep, around, apart
+    ).run()
 
 
 class _Replaying:
@@ -124,14 +130,16 @@ class _Replaying:
         loss_scale: float,
         keep: bool,
         around: Around,
+        apart: bool,
     ) -> None:
         self.bench, self.batches, self.group, self.around = bench, batches, group, around
-        self.counts, self.loss_scale, self.keep = counts, loss_scale, keep
+        self.counts, self.loss_scale, self.keep, self.apart = counts, loss_scale, keep, apart
         self.D = len(group.ids)
         self.seen = seen if seen is not None and _matches(seen, group) else None
         self.buffers = [dict(b) for b in start.buffers]
-        self.sums: list[list[Tensor | None]] = [[None] * len(bench.names) for _ in range(self.D)]
-        self.reductions = _reductions(self.seen, bench.names)
+        dtypes = (None, torch.float32, torch.float64) if apart else (None,)
+        self.sums = [Sums(bench.module, bench.names, self.D, least) for least in dtypes]
+        self.reductions = reductions_of(self.seen, bench.names)
         self.out = Replay(
             expected=[None] * len(bench.names),
             reduced=[],
@@ -146,8 +154,10 @@ class _Replaying:
             before_broadcast = self.buffers[0]
             for r in range(self.D):
                 self._microbatch(r, k, before_broadcast)
-            self._reduce(self.reductions[k] if self.reductions is not None else None)
-        self.out.reduced = self._reduced()
+            self._reduce(k)
+        self.out.reduced = self._unscaled(self.sums[0].average())
+        if self.apart:
+            self.out.apart = self._apart()
         self.out.buffers = tuple(self.buffers)
         return self.out
 
@@ -181,7 +191,8 @@ class _Replaying:
 
     def _add(self, r: int, k: int, run: Pass, share: list[Tensor | None]) -> None:
         out = self.out
-        _add_in_dtype(self.sums[r], run.gradients)
+        for sums in self.sums:
+            sums.add(r, run.gradients)
         accumulate(out.expected, share)
         added = norms(share)
         out.added[r, k] = added
@@ -195,41 +206,29 @@ class _Replaying:
         out.loss += loss
         out.loss_sum += abs(loss)
 
-    def _reduce(self, reductions: Sequence[Reduction] | None) -> None:
-        """Every replica's sums become their average, as the wrapper takes it, if it does here."""
-        if reductions is None:
-            return
-        self._note_overflow()
-        at = {name: t for t, name in enumerate(self.bench.names)}
-        for bucket in reductions[0].buckets:
-            inside = [at[name] for name in bucket]
-            averaged = ring_average(
-                [[sums[t] for t in inside] for sums in self.sums],
-                [self.bench.module.get_parameter(name) for name in bucket],
-                [[name in reduction.in_place for name in bucket] for reduction in reductions],
-            )
+    def _reduce(self, k: int) -> None:
+        """What the loop's wrapper does after microbatch ``k``, where that is known."""
+        last = k == len(self.group.ids[0]) - 1
+        reductions = self.reductions[k] if self.reductions is not None else None
+        # A sum that overflows is one replica's own until an average makes it everyone's.
+        if self.loss_scale != 1.0 and self.out.overflowing is None and (last or reductions):
+            self.out.overflowing = self.sums[0].overflowing()
+        if reductions is not None:
             for sums in self.sums:
-                for t, average in zip(inside, averaged, strict=True):
-                    sums[t] = average
+                sums.reduce(reductions)
 
-    def _note_overflow(self) -> None:
-        """Which replica's own sum is not finite, before an average makes all of them so."""
-        if self.loss_scale != 1.0 and self.out.overflowing is None:
-            odd = (r for r, sums in enumerate(self.sums) if not all(finite(sums)))
-            self.out.overflowing = next(odd, None)
+    def _apart(self) -> Apart:
+        own, single, double = self.sums
+        return Apart(
+            exact=self._unscaled(double.average()),
+            float32=self._unscaled(single.average()),
+            accumulated=self._unscaled(own.exact_average()),
+        )
 
-    def _reduced(self) -> list[Tensor | None]:
-        """What the reductions left; without one that is known, the average in rank order."""
-        reduced: list[Tensor | None] = [None] * len(self.bench.names)
-        if self.out.exact:
-            reduced = self.sums[0]
-        else:
-            self._note_overflow()
-            for replica in self.sums:
-                _add_in_dtype(reduced, [None if g is None else g * (1.0 / self.D) for g in replica])
+    def _unscaled(self, gradients: MaybeTensors) -> list[Tensor | None]:
         if self.loss_scale == 1.0:
-            return reduced
-        return [None if g is None else g * (1.0 / self.loss_scale) for g in reduced]
+            return list(gradients)
+        return [None if g is None else g * (1.0 / self.loss_scale) for g in gradients]
 
 
 class _Factors:
@@ -290,29 +289,3 @@ class _Factors:
 
 def _matches(seen: Sequence[Sequence[MicrobatchTrace]], group: GroupLayout) -> bool:
     return [len(replica) for replica in seen] == [len(replica) for replica in group.ids]
-
-
-def _reductions(
-    seen: Sequence[Sequence[MicrobatchTrace]] | None, names: Sequence[str]
-) -> list[list[Reduction] | None] | None:
-    """By microbatch each replica's reduction, or None where there was none.
-
-    None for all unless the group ends with one that is known and holds every parameter.
-    """
-    if seen is None:
-        return None
-    found: list[list[Reduction] | None] = []
-    for at_once in zip(*seen, strict=True):
-        known = [m.reduction for m in at_once if m.reduction is not None]
-        found.append(known if len(known) == len(at_once) else None)
-    last = found[-1] if found else None
-    held = [] if last is None else [name for bucket in last[0].buckets for name in bucket]
-    return found if sorted(held) == sorted(names) else None
-
-
-def _add_in_dtype(total: list[Tensor | None], part: Sequence[Tensor | None]) -> None:
-    """Add as autograd accumulates: in the gradient's own dtype."""
-    for t, addend in enumerate(part):
-        if addend is not None:
-            held = total[t]
-            total[t] = addend if held is None else held + addend
