@@ -49,6 +49,22 @@ def difference(a: MaybeTensors, b: MaybeTensors) -> list[float]:
     return [distance(x, y) for x, y in zip(a, b, strict=True)]
 
 
+def minus(a: MaybeTensors, b: MaybeTensors) -> list[Tensor | None]:
+    """``a - b`` by position in float64, None taken as zero; None where both are."""
+    total: list[Tensor | None] = [None] * len(a)
+    accumulate(total, a)
+    accumulate(total, b, -1.0)
+    return total
+
+
+def added(*several: MaybeTensors) -> list[Tensor | None]:
+    """Their sum by position in float64, None taken as zero; None where all are."""
+    total: list[Tensor | None] = [None] * len(several[0])
+    for one in several:
+        accumulate(total, one)
+    return total
+
+
 def accumulate(total: list[Tensor | None], part: MaybeTensors, weight: float = 1.0) -> None:
     """Add ``weight * part`` into ``total`` in place, in float64; None adds nothing."""
     held: list[Tensor] = []

@@ -157,6 +157,8 @@ def deciding(row: TensorRow) -> tuple[str, float | None, float | None]:
             return "oracle, sources isolated", row.isolated_distance, row.isolated_tolerance
     elif (row.split_margin or 0.0) > (row.loop_margin or 0.0):
         return "oracle (split)", row.split_distance, row.split_tolerance
+    if row.exact_distance is not None:
+        return "replay, sums exact", row.exact_distance, row.replay_tolerance
     if row.state == "rounding":
         return "oracle", row.oracle_distance, row.oracle_tolerance
     return "replay", row.replay_distance, row.replay_tolerance

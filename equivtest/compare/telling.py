@@ -53,6 +53,28 @@ def telling(findings: Sequence[Finding]) -> tuple[Finding, ...]:
     )
 
 
+def sums_finding(u: int, names: Sequence[str], a: Sequence[AgainstReplay]) -> list[Finding]:
+    """A loop that is right to the bit and beyond A all the same: its sums lose that much."""
+    beyond = [t for t, one in enumerate(a) if not one.within]
+    worst = max(beyond, key=lambda t: over(a[t].distance, a[t].tolerance))
+    one = a[worst]
+    text = (
+        f"gradient of {names[worst]!r} is {one.distance:.3g} of its scale away from the plan's in "
+        f"update {u}, allowed {one.tolerance:.3g} ({len(beyond)} of {len(a)} tensors), and is to "
+        "the bit what the plan's microbatches add up to in this precision and order"
+    )
+    return [
+        Finding(
+            "",
+            text,
+            update=u,
+            tensor=names[worst],
+            distance=one.distance,
+            tolerance=one.tolerance,
+        )
+    ]
+
+
 def gradient_finding(
     u: int,
     names: Sequence[str],

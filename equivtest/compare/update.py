@@ -28,14 +28,16 @@ from equivtest.compare.norm_clip import NormClip
 from equivtest.compare.rows import isolated, tensor_row, update_row
 from equivtest.compare.skips import Skips, by_itself
 from equivtest.compare.skips import skips as judge_skips
-from equivtest.compare.telling import gradient_finding, over, split_finding
+from equivtest.compare.telling import gradient_finding, over, split_finding, sums_finding
 from equivtest.compare.value_clip import Clamped
 from equivtest.compare.verdict import Finding, TensorRow, UpdateRow
 from equivtest.compare.weights import Weights, fit
 from equivtest.distance import MaybeTensors, finite, norm
 from equivtest.isolate import scaler_skip
 from equivtest.isolate.isolating import Explained, explain
+from equivtest.isolate.loop_sums import loop_sums
 from equivtest.isolate.scaler_skip import Arms
+from equivtest.isolate.sums import LoopSums, in_another_order, reproduced
 from equivtest.observe.trace import MicrobatchTrace, Trace, UpdateTrace
 from equivtest.plan import GroupLayout
 from equivtest.precision import unit_roundoff
@@ -116,7 +118,9 @@ class _UpdateJudge:
         self._overflows(skips)
         left_out = skips.names | self._unheld()
         a = self._against_replay(left_out, self.gradients, self.replay)
-        if not all(one.within for one in a):
+        if all(one.within for one in a):
+            self._note_order()
+        else:
             a = self._with_a_clip_by_hand(a, left_out)
         self._frozen()
         judged = not all(one.skipped for one in a)
@@ -240,7 +244,7 @@ class _UpdateJudge:
 
     @cached_property
     def replay(self) -> Replay:
-        return self._replayed(keep=False)
+        return self._replayed()
 
     @cached_property
     def oracle(self) -> Whole:
@@ -282,9 +286,9 @@ class _UpdateJudge:
         by_rank = [finite(gradient) for gradient in gradients]
         return {name: all(r) for name, *r in zip(self.names, *by_rank, strict=True)}
 
-    def _replayed(self, keep: bool) -> Replay:
+    def _replayed(self, *, keep: bool = False, apart: bool = False) -> Replay:
         return self.reference.replay(
-            self.group, self.start, self.traces, self.u, self.loss_scale, keep=keep
+            self.group, self.start, self.traces, self.u, self.loss_scale, keep=keep, apart=apart
         )
 
     # -- the comparisons
@@ -294,16 +298,22 @@ class _UpdateJudge:
     ) -> tuple[AgainstOracle | None, tuple[TensorRow, ...]]:
         acquitted = all(one.within for one in a)
         vanishing = any(norm(e) == 0 for e in self.replay.expected)
-        c = weights = None
+        right = not acquitted and reproduced(self.gradients, self.replay, self.case.plan.D)
+        c = sums = weights = None
         if not acquitted or vanishing or always_oracle or self._drew:
-            c = self._against_oracle(full_floor=not acquitted)
-        if not acquitted:
+            c = self._against_oracle(full_floor=not (acquitted or right))
+        if right and c is not None:
+            sums = self._loop_sums(a, c)
+        if not acquitted and sums is None:
             weights = self._weights(a)
-        states = decides(a, self.replay, c, weights, self.case.precision)
+        if sums is None:
+            states = decides(a, self.replay, c, weights, self.case.precision)
+            self._note_rounding(states)
+        else:
+            states = ["equal" if one.within else "rounding" for one in a]
         if c is not None:
             states = self._without_vanished(states, c)
-            self.findings += self._split(c)
-        self._note_rounding(states)
+            self.findings += self._split(c, a, sums)
         self.findings += gradient_finding(self.u, self.names, states, a, weights)
         self._losses(c)
         gradients = self.gradients
@@ -313,18 +323,35 @@ class _UpdateJudge:
         ]
         if self.explained is not None:
             rows = isolated(rows, self.explained)
+        if sums is not None:
+            rows = [replace(row, exact_distance=d) for row, d in zip(rows, sums.left, strict=True)]
         return c, tuple(rows)
 
-    def _split(self, c: AgainstOracle) -> list[Finding]:
-        """What comparison B found: the sources that explain it, or that none does."""
+    def _loop_sums(self, a: Sequence[AgainstReplay], c: AgainstOracle) -> LoopSums | None:
+        """What is beyond A and the rounding of a right loop's own sums."""
+        comparable = not (c.split_failures or c.drew)
+        return loop_sums(
+            self.gradients[0],
+            self._replayed(apart=True),
+            self.large.gradients if comparable else None,
+            [one.tolerance for one in a],
+            self.case.precision,
+            self.names,
+        )
+
+    def _split(
+        self, c: AgainstOracle, a: Sequence[AgainstReplay], sums: LoopSums | None
+    ) -> list[Finding]:
+        """What comparison B found, or the loop's sums lose: sources explain it, or none does."""
         found = split_finding(self.u, self.names, c, self.group.shape)
+        found += [] if sums is None else sums_finding(self.u, self.names, a)
         isolate = self.case.isolate
         wanted = isolate == "always" or (isolate == "auto" and bool(found))
         if not (wanted and c.repeatable and len(self.group.flat) > 1):
             return found
         scene = self.reference.scene(self.group, self.start, self._microbatches)
         self.explained = explain(
-            scene, self.names, c.null, c.split_tolerances, known=self.known_sources
+            scene, self.names, c.null, c.split_tolerances, sums, known=self.known_sources
         )
         self.notes += self.explained.notes
         return [*self.explained.findings] if self.explained.within else found
@@ -376,6 +403,11 @@ class _UpdateJudge:
                 f"update {self.u}: {rounding} gradients are beyond the replay's tolerance and "
                 "within the oracle's: rounding of another forward"
             )
+
+    def _note_order(self) -> None:
+        """A right loop whose sums are not the wrapper's own: said once, it hardly changes."""
+        text = in_another_order(self.gradients[0], self.replay, self.names) if self.u == 0 else None
+        self.notes += [text] if text else []
 
     def _losses(self, c: AgainstOracle | None) -> None:
         if c is not None and c.split_failures and not (self.replay.shared and c.repeatable):

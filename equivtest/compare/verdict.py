@@ -56,8 +56,11 @@ class TensorRow:
     ``parameter_*`` is the parameter after the update against a float64 update from the candidate's
     own gradient, relative to ``|p| + |delta|``; ``oracle_parameter_distance`` the same against the
     update of the oracle's gradient, reported and not judged.
+    ``exact_distance`` is A with the loop's own addends added exactly, where it does what the plan
+    says to the bit and is beyond A all the same; ``replay_tolerance`` beside it.
     ``isolated_*`` is B with the sources isolated that explain it, where they do: what is left.
-    ``state`` is ``equal``, ``rounding`` (beyond A, acquitted by C), ``differs`` or ``not judged``.
+    ``state`` is ``equal``, ``rounding`` (beyond A, acquitted by C or by exact sums), ``differs`` or
+    ``not judged``.
     """
 
     update: int
@@ -67,6 +70,7 @@ class TensorRow:
     state: str
     replay_distance: float | None = None
     replay_tolerance: float | None = None
+    exact_distance: float | None = None
     split_distance: float | None = None
     split_tolerance: float | None = None
     isolated_distance: float | None = None
@@ -92,6 +96,8 @@ class TensorRow:
     @property
     def loop_margin(self) -> float | None:
         """That of the comparison which speaks of the loop: A, or C where that acquits."""
+        if self.exact_distance is not None:
+            return _ratio(self.exact_distance, self.replay_tolerance)
         return self.oracle_margin if self.state == "rounding" else self.replay_margin
 
     @property

@@ -5,39 +5,21 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
-from torch import Tensor
-
 from equivtest.arms.oracle import NULL
 from equivtest.compare import noise
 from equivtest.compare.tolerance import split_tolerance
 from equivtest.compare.verdict import Finding, SourceRow
-from equivtest.distance import MaybeTensors, difference, ratio
+from equivtest.distance import MaybeTensors, added, minus, norms, ratio
 from equivtest.isolate import attribution, batchnorm, coupling, dropout
 from equivtest.isolate.isolation import Isolation
 from equivtest.isolate.scene import Scene
+from equivtest.isolate.sums import LoopSums, SumSource
 
 Detect = Callable[[Scene, Sequence[Isolation]], Sequence[Isolation]]
 """What of a source is in a scene, beside what was found before."""
 
 FORWARD: tuple[Detect, ...] = (batchnorm.detect, dropout.detect, coupling.detect)
 """Sources of the forward, the cheapest to detect first."""
-
-Sum = list[Tensor | None]
-
-
-@dataclass(frozen=True)
-class SumSource:
-    """A source in the sums behind the forward, known as the difference that it makes.
-
-    Attributes:
-        cause: the source.
-        error: what it adds to the gradient, in float64, by position.
-        where: where it enters, in words.
-    """
-
-    cause: str
-    error: MaybeTensors
-    where: str
 
 
 @dataclass(frozen=True)
@@ -72,7 +54,7 @@ def explain(
     names: Sequence[str],
     null: Sequence[bool],
     tolerances: Sequence[float],
-    sums: Sequence[SumSource] = (),
+    sums: LoopSums | None = None,
     known: frozenset[str] = frozenset(),
 ) -> Explained:
     """Isolate what is found in ``scene`` until the split is within tolerance.
@@ -83,7 +65,7 @@ def explain(
         names: of the tensors, by position.
         null: tensors that are zero in exact arithmetic, which no split is judged on.
         tolerances: comparison B's, by tensor.
-        sums: sources behind the forward.
+        sums: sources behind the forward, where the loop's own sums are beyond comparison A.
         known: sources that were attributed in an update before.
     """
     return _Explaining(scene, names, null, tolerances, sums).run(known)
@@ -95,15 +77,18 @@ class _Explaining:
     names: Sequence[str]
     null: Sequence[bool]
     tolerances: Sequence[float]
-    sums: Sequence[SumSource]
+    sums: LoopSums | None
     isolations: list[Isolation] = field(default_factory=list)
     _left: dict[frozenset[str], list[float]] = field(default_factory=dict)
+    _split: dict[frozenset[str], list[float]] = field(default_factory=dict)
     _within: dict[frozenset[str], bool] = field(default_factory=dict)
     _nudged: dict[frozenset[str], list[float]] = field(default_factory=dict)
+    _apart: dict[frozenset[str], MaybeTensors] = field(default_factory=dict)
 
     def run(self, known: frozenset[str]) -> Explained:
         self._detect()
-        sources = list(dict.fromkeys([*self._causes(), *(s.cause for s in self.sums)]))
+        behind = () if self.sums is None else self.sums.sources
+        sources = list(dict.fromkeys([*self._causes(), *(s.cause for s in behind)]))
         tried, rest = sources[: attribution.MOST], sources[attribution.MOST :]
         together = frozenset(tried)
         if together <= known and self._is_within(together):
@@ -118,7 +103,7 @@ class _Explaining:
 
     def _detect(self) -> None:
         for detect in FORWARD:
-            if self.isolations and self._is_within(self._found):
+            if (self.isolations or self.sums) and self._split_is_within(self._found):
                 break
             before = self._found
             self.isolations += detect(self.scene, self.isolations)
@@ -156,19 +141,32 @@ class _Explaining:
         return [str(isolation.cause) for isolation in self.isolations]
 
     def _forget(self) -> None:
-        for known in (self._left, self._within, self._nudged):
+        for known in (self._left, self._split, self._within, self._nudged, self._apart):
             known.clear()
 
-    def _left_with(self, isolated: frozenset[str]) -> list[float]:
-        """Distance over scale by tensor, with these sources isolated."""
-        if isolated not in self._left:
-            split, whole = self.scene.pair(self._chosen(isolated))
+    def _split_with(self, isolated: frozenset[str]) -> list[float]:
+        """Distance over scale by tensor between the arms, with these sources isolated."""
+        forward = isolated & self._found
+        if forward not in self._split:
+            split, whole = self.scene.pair(self._chosen(forward))
             scale = self.scene.oracle.scale
-            apart = difference(self._with_sums(split.gradients, isolated), whole.gradients)
-            left = [ratio(d, s) for d, s in zip(apart, scale, strict=True)]
-            self._left[isolated] = left
-            if isolated and self._may_be_noise(left):
-                self._nudged[isolated] = noise.nudged(whole, scale)
+            left = noise.relative(split.gradients, whole.gradients, scale)
+            if forward and self._may_be_noise(left):
+                self._nudged[forward] = noise.nudged(whole, scale)
+            if self.sums is not None:
+                self._apart[forward] = minus(split.gradients, whole.gradients)
+            self._split[forward] = left
+        return self._split[forward]
+
+    def _left_with(self, isolated: frozenset[str]) -> list[float]:
+        """The same with what the loop's sums add to the split, where they are not isolated."""
+        split = self._split_with(isolated)
+        if self.sums is None or not self.sums.besides(isolated):
+            return split
+        if isolated not in self._left:
+            besides = [source.error for source in self.sums.besides(isolated)]
+            apart = added(self._apart[isolated & self._found], *besides)
+            self._left[isolated] = list(map(ratio, norms(apart), self.scene.oracle.scale))
         return self._left[isolated]
 
     def _may_be_noise(self, left: Sequence[float]) -> bool:
@@ -180,32 +178,29 @@ class _Explaining:
     def _chosen(self, isolated: frozenset[str]) -> list[Isolation]:
         return [isolation for isolation in self.isolations if isolation.cause in isolated]
 
-    def _with_sums(self, split: MaybeTensors, isolated: frozenset[str]) -> MaybeTensors:
-        total = list(split)
-        for source in self.sums:
-            if source.cause not in isolated:
-                total = [_plus(g, e) for g, e in zip(total, source.error, strict=True)]
-        return total
-
     def _squared(self, isolated: frozenset[str]) -> float:
         left = self._left_with(isolated)
         return sum(d**2 for d, is_null in zip(left, self.null, strict=True) if not is_null)
 
     def _is_within(self, isolated: frozenset[str]) -> bool:
-        if isolated not in self._within:
-            left = self._left_with(isolated)
-            self._within[isolated] = all(
-                is_null or left[t] <= self._tolerance(isolated, t)
+        sums = self.sums is None or self.sums.within(isolated)
+        return sums and self._split_is_within(isolated & self._found)
+
+    def _split_is_within(self, forward: frozenset[str]) -> bool:
+        if forward not in self._within:
+            left = self._split_with(forward)
+            self._within[forward] = all(
+                is_null or left[t] <= self._tolerance(forward, t)
                 for t, is_null in enumerate(self.null)
             )
-        return self._within[isolated]
+        return self._within[forward]
 
     def _tolerance(self, isolated: frozenset[str], t: int) -> float:
         """B's, or that of the noise of the isolated large batch where this is larger.
 
         Statistics of a few examples magnify rounding as those of a whole group do not.
         """
-        nudged = self._nudged.get(isolated)
+        nudged = self._nudged.get(isolated & self._found)
         own = self.tolerances[t]
         return own if nudged is None else max(own, split_tolerance(nudged[t]))
 
@@ -213,8 +208,11 @@ class _Explaining:
 
     def _where(self, source: str) -> str:
         places = [i.where for i in self.isolations if i.cause == source and i.where]
-        places += [s.where for s in self.sums if s.cause == source and s.where]
+        places += [s.where for s in self._behind(source)]
         return "; ".join(dict.fromkeys(places))
+
+    def _behind(self, source: str) -> list[SumSource]:
+        return [s for s in self.sums.sources if s.cause == source] if self.sums else []
 
     def _finding(self, row: SourceRow, together: frozenset[str]) -> Finding:
         raw, left = self._left_with(frozenset()), self._left_with(together)
@@ -222,9 +220,10 @@ class _Explaining:
         allowed = [self._tolerance(together, t) for t in range(len(left))]
         worst = self._worst(left, allowed)
         where = f"{row.where}: " if row.where else ""
+        own = "".join(f"{source.text}. " for source in self._behind(row.source))
         text = (
             f"{where}{row.share:.2%} of the squared distance between split and large batch in "
-            f"update {self.scene.group.update}. The split gradient of {self.names[far]!r} is "
+            f"update {self.scene.group.update}. {own}The split gradient of {self.names[far]!r} is "
             f"{raw[far]:.3g} of its scale away from the large batch's; with "
             f"{' and '.join(sorted(together))} isolated no tensor is further than "
             f"{left[worst]:.3g} ({self.names[worst]!r}, allowed {allowed[worst]:.3g})"
@@ -269,9 +268,3 @@ def remainder(explained: Sequence[Explained]) -> float | None:
     whole = sum(one.squared for one in attributed)
     left = sum(one.remainder * one.squared for one in attributed)
     return ratio(left, whole) if attributed else None
-
-
-def _plus(a: Tensor | None, b: Tensor | None) -> Tensor | None:
-    if a is None or b is None:
-        return b if a is None else a
-    return a + b

@@ -1,0 +1,28 @@
+"""``source.reduction_order``: the order in which float32 or float64 additions round. Pure.
+
+A sum of n terms rounds like a random walk, to about sqrt(n) u of them, and comparison A allows four
+times as much. Where small terms follow a large one every addition may round the same way: 1 and
+n times 2**-24 are 1 in float32, n u away. Isolated by an exact sum of the same terms.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from equivtest.compare.cause import Cause
+from equivtest.distance import minus
+from equivtest.isolate.sums import Summed, SumSource, worst
+
+
+def detect(summed: Summed, names: Sequence[str]) -> list[SumSource]:
+    """The sums, in float32 at least, that every group's gradient goes through."""
+    away = summed.apart(summed.float32, summed.exact)
+    text = (
+        f"Sums of {summed.terms} microbatches, in their order and in float32 at least, are up to "
+        f"{worst(away, names)} of a gradient's scale away from exact ones; apart: "
+        f"{summed.orders(names)}"
+    )
+    more = max(summed.accumulation, default=0.0) >= max(summed.all_reduce, default=0.0)
+    where = "in the accumulation" if more else "in the all-reduce"
+    error = minus(summed.float32, summed.exact)
+    return [SumSource(Cause.REDUCTION_ORDER, error, where, text)]
