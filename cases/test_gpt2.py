@@ -91,6 +91,6 @@ gpt2 = Experiment(
 
 
 @pytest.mark.parametrize("plan", plans(32, max_D=4), ids=str)
-@pytest.mark.parametrize("precision", ["fp32", "bf16-mixed"])
+@pytest.mark.parametrize("precision", ["fp32"])
 def test_gpt2(equivalence, plan, precision):
     equivalence(gpt2, plan, precision=precision)
