@@ -51,7 +51,7 @@ class BatchStatistics(Isolation):
             key = _fingerprint(use.input)
             own = parts[use.number] if use.number < len(parts) else seen.get(key)
             seen[key] = own
-            if own is None:
+            if own is None or not own.fits(use.input):  # a microbatch of what runs in microbatches
                 return use.normalised(use.input)
             return own.joined([use.normalised(rows) for rows in own.cut(use.input)])
 

@@ -15,9 +15,10 @@ from typing import Any
 
 from equivtest.compare.cause import Cause
 from equivtest.isolate.axes import Layout
-from equivtest.isolate.cutting import Anatomy, NotCuttable, in_chunks, loss_in_chunks
+from equivtest.isolate.cutting import Anatomy, NotCuttable, in_chunks
 from equivtest.isolate.isolation import Isolation, Run
 from equivtest.isolate.lab import Lab, rows_of
+from equivtest.isolate.losses import loss_in_chunks
 from equivtest.isolate.padding import where_padding_leaks
 from equivtest.isolate.probe import Entry, first_coupling
 from equivtest.isolate.scene import Scene
@@ -38,12 +39,15 @@ class ModuleCoupling(Isolation):
     Attributes:
         name: its qualified name.
         anatomy: of its calls.
+        inside: of those of the modules in it, by name within it, where they run on the large
+            batch; None where they run in microbatches with it.
         weighing: a term of the loss, ``EXAMPLES`` or ``SUM``.
         counts: by microbatch and term.
     """
 
     name: str
     anatomy: tuple[Anatomy, ...]
+    inside: Mapping[str, Sequence[Anatomy]] | None
     weighing: str
     counts: Mapping[tuple[int, ...], Mapping[str, float]]
     where: str
@@ -54,7 +58,8 @@ class ModuleCoupling(Isolation):
     def whole(self, run: Run) -> Iterator[None]:
         module = run.module.get_submodule(self.name)
         sizes = [len(ids) for ids in run.chunks]
-        with in_chunks(module, self.anatomy, sizes, self._weights(run), self._refuse):
+        weights = self._weights(run)
+        with in_chunks(module, self.anatomy, sizes, weights, self._refuse, self.inside):
             yield
 
     def said(self) -> Sequence[str]:
@@ -81,7 +86,7 @@ class LossCoupling(Isolation):
     """A loss in which examples see each other."""
 
     batch_layouts: tuple[Layout, ...]
-    anatomy: Mapping[tuple[str, int], Anatomy]
+    anatomy: Mapping[str, Sequence[Anatomy]]
     where: str = "in the loss"
     cause: Cause = Cause.COUPLING
     _refused: list[str] = field(default_factory=list)
@@ -182,22 +187,30 @@ class _Search:
         """The loss, if nothing else is left where examples can meet."""
         if self.lab.batch_layouts is None:
             return None
-        loss = LossCoupling(self.lab.batch_layouts, self.lab.anatomy)
+        loss = LossCoupling(self.lab.batch_layouts, self._anatomy)
         return loss if self._separable([*self.found, loss]) else None
 
     def _options(self, entry: Entry) -> Iterator[ModuleCoupling]:
-        """At the module and those around it, for each way to put shared tensors together."""
+        """The module's own code, then all of it, then modules around it; for each way to put
+        tensors without rows together."""
         terms = list(self.lab.scene.counts)
         taken = {one.name for one in self.found if isinstance(one, ModuleCoupling)}
-        for name in _outwards(entry.name):
-            anatomy = _calls_of(name, self.lab.anatomy)
-            if name in taken or not anatomy:
+        anatomy = self._anatomy
+        for name, inside in _places(entry.name, anatomy):
+            if name in taken or name not in anatomy:
                 continue
-            shared = any(one.shared for call in anatomy for one in call.outputs)
+            shared = any(one.shared for call in anatomy[name] for one in call.outputs)
             for weighing in (*terms, EXAMPLES, SUM) if shared else terms[:1]:
-                yield ModuleCoupling(
-                    name, anatomy, weighing, self._counts, self._where(entry, name)
-                )
+                where = self._where(entry, name)
+                yield ModuleCoupling(name, anatomy[name], inside, weighing, self._counts, where)
+
+    @property
+    def _anatomy(self) -> dict[str, tuple[Anatomy, ...]]:
+        """Of each module's calls, in order."""
+        found: dict[str, tuple[Anatomy, ...]] = {}
+        for (name, _), one in sorted(self.lab.anatomy.items()):
+            found[name] = (*found.get(name, ()), one)
+        return found
 
     def _where(self, entry: Entry, isolated: str) -> str:
         kind = type(self.lab.scene.bench.module.get_submodule(isolated)).__name__
@@ -221,16 +234,20 @@ class _Search:
         ]
 
 
-def _outwards(name: str) -> Iterator[str]:
-    """The module and those that hold it, the model itself last."""
+def _places(
+    name: str, anatomy: Mapping[str, Sequence[Anatomy]]
+) -> Iterator[tuple[str, dict[str, Sequence[Anatomy]] | None]]:
+    """A module with those in it left whole, then without, then those around it, the model last."""
+    prefix = f"{name}." if name else ""
+    inside = {
+        n.removeprefix(prefix): a for n, a in anatomy.items() if n != name and n.startswith(prefix)
+    }
+    if inside:
+        yield name, inside
     while name:
-        yield name
+        yield name, None
         name = name.rpartition(".")[0]
-    yield ""
-
-
-def _calls_of(name: str, anatomy: Mapping[tuple[str, int], Anatomy]) -> tuple[Anatomy, ...]:
-    return tuple(one for (called, _), one in sorted(anatomy.items()) if called == name)
+    yield "", None
 
 
 def _position(part: tuple[int, ...], whole: tuple[int, ...]) -> int | None:

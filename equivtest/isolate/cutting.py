@@ -1,24 +1,20 @@
-"""A module, or the loss behind a model, run microbatch by microbatch inside a large batch."""
+"""A module run microbatch by microbatch inside a large batch."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
-from itertools import islice
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
-from equivtest.arms.bench import Bench
-from equivtest.batches import by_term
-from equivtest.experiment import Loss, LossResult
 from equivtest.isolate.axes import Layout, fits, joined, rows
 from equivtest.isolate.forwards import instead
-from equivtest.isolate.keyed import in_turn
+from equivtest.isolate.keyed import in_turn, marked
 from equivtest.isolate.watch import Slot, held, tensors
 
 _inside: ContextVar[bool] = ContextVar("inside a module that runs in chunks", default=False)
@@ -43,6 +39,7 @@ def in_chunks(
     sizes: Sequence[int],
     weights: Sequence[float],
     refused: Callable[[], None],
+    inside: Mapping[str, Sequence[Anatomy]] | None = None,
 ) -> Iterator[None]:
     """Run ``module`` on one microbatch after the other while the context lasts.
 
@@ -55,6 +52,8 @@ def in_chunks(
         sizes, weights: of each microbatch.
         refused: called where a tensor's examples are not where its anatomy has them; the module
             then runs on the large batch.
+        inside: the anatomy of the modules in it, by name within it, which run on the large batch
+            then: only the module's own code sees microbatches.
     """
     inner = module.forward
     calls = 0
@@ -67,7 +66,8 @@ def in_chunks(
         calls += 1
         token = _inside.set(True)
         try:
-            return _in_chunks(inner, module, (args, kwargs), this, sizes, weights)
+            own = _Own(module, inner, this, sizes, weights, inside)
+            return own.in_chunks((args, kwargs))
         except NotCuttable:
             refused()
             return inner(*args, **kwargs)
@@ -78,30 +78,43 @@ def in_chunks(
         yield
 
 
-def _in_chunks(
-    inner: Callable[..., Any],
-    module: nn.Module,
-    arguments: Any,
-    anatomy: Anatomy,
-    sizes: Sequence[int],
-    weights: Sequence[float],
-) -> Any:
-    before = held(module)
-    results, left = [], []
-    cuts = cut(arguments, anatomy.inputs, sizes)
-    for (args, kwargs), _ in zip(cuts, in_turn(sizes), strict=True):
+@dataclass(frozen=True)
+class _Own:
+    """A module's own code, with what is told of it in ``in_chunks``."""
+
+    module: nn.Module
+    inner: Callable[..., Any]
+    anatomy: Anatomy
+    sizes: Sequence[int]
+    weights: Sequence[float]
+    inside: Mapping[str, Sequence[Anatomy]] | None
+
+    def in_chunks(self, arguments: Any) -> Any:
+        before = self._held()
+        cuts = list(cut(arguments, self.anatomy.inputs, self.sizes))
+
+        def chunk(k: int) -> Any:
+            _put_back(before)
+            args, kwargs = cuts[k]
+            result = self.inner(*args, **kwargs)
+            return result, _new(before, self._held())
+
+        if self.inside is None:
+            found = [chunk(k) for k, _ in enumerate(in_turn(self.sizes))]
+        else:
+            modules = {name: self.module.get_submodule(name) for name in self.inside}
+            found = between(chunk, modules, self.inside, self.sizes, self.weights)
+        slots = [slot for slot in found[0][1] if all(slot in left for _, left in found)]
+        trees = [(result, [left[slot] for slot in slots]) for result, left in found]
+        result, values = together(trees, self.anatomy.outputs, self.sizes, self.weights)
         _put_back(before)
-        results.append(inner(*args, **kwargs))
-        left.append(_new(before, held(module)))
-    slots = [slot for slot in left[0] if all(slot in one for one in left)]
-    trees = [
-        (result, [one[slot] for slot in slots]) for result, one in zip(results, left, strict=True)
-    ]
-    result, values = _together(trees, anatomy.outputs, sizes, weights)
-    _put_back(before)
-    for (part, key), value in zip(slots, values, strict=True):
-        _put(part, key, value)
-    return result
+        for (part, key), value in zip(slots, values, strict=True):
+            _put(part, key, value)
+        return result
+
+    def _held(self) -> dict[Slot, Any]:
+        """Attributes of what runs in microbatches."""
+        return held(self.module, deep=self.inside is None)
 
 
 def cut(tree: Any, layouts: Sequence[Layout], sizes: Sequence[int]) -> Iterator[Any]:
@@ -127,9 +140,14 @@ def cut(tree: Any, layouts: Sequence[Layout], sizes: Sequence[int]) -> Iterator[
         yield tree_map(part, tree)
 
 
-def _together(
+def together(
     trees: Sequence[Any], layouts: Sequence[Layout], sizes: Sequence[int], weights: Sequence[float]
 ) -> Any:
+    """The other way round, with the weighted sum of what has no rows.
+
+    Raises:
+        NotCuttable: the trees are not alike, or do not fit their layouts.
+    """
     flat = [tree_flatten(tree) for tree in trees]
     spec = flat[0][1]
     if any(other != spec for _, other in flat):
@@ -154,6 +172,8 @@ def _weighted(parts: Sequence[Tensor], weights: Sequence[float]) -> Tensor:
     """The weighted sum; what is the same on all of them (a mask, a parameter) is left as it is."""
     if all(part is parts[0] for part in parts) or not parts[0].is_floating_point():
         return parts[-1]
+    if any(part.shape != parts[0].shape for part in parts):
+        raise NotCuttable
     return torch.stack([p * w for p, w in zip(parts, weights, strict=True)]).sum(0)
 
 
@@ -192,107 +212,75 @@ def _put(part: nn.Module, key: str, value: Any) -> None:
         vars(part)[key] = value
 
 
-# -- the loss
+# -- code between modules
 
 
-@contextmanager
-def loss_in_chunks(
-    bench: Bench,
-    batch_layouts: Sequence[Layout],
-    anatomy: Mapping[tuple[str, int], Anatomy],
+def between(
+    code: Callable[[int], Any],
+    modules: Mapping[str, nn.Module],
+    anatomy: Mapping[str, Sequence[Anatomy]],
     sizes: Sequence[int],
-    refused: Callable[[], None],
-) -> Iterator[None]:
-    """Run the model on the large batch and the loss on one microbatch after the other.
+    weights: Sequence[float],
+) -> list[Any]:
+    """What ``code`` gives of each microbatch, by number, the modules that it calls run on all.
 
-    The loss runs once for the model's outputs, then for each microbatch with its rows of the batch
-    and of those outputs, in the order in which it asks for them.
+    The code runs until it asks for a module; with what all microbatches ask of it the module runs
+    once, on the large batch. Then the code runs again, and is given its rows where it has asked
+    before, until it asks for no other module.
+
+    Raises:
+        NotCuttable: microbatches ask for different modules, or with what cannot be put together.
     """
-    inner = bench.loss
-
-    def loss(model: Any, batch: Any) -> Any:
-        outer = _Outermost(model, anatomy, sizes)
-        with outer.recorded():
-            whole = inner(model, batch)
-        try:
-            parts = zip(cut(batch, batch_layouts, sizes), in_turn(sizes, anew=True), strict=True)
-            return _added(outer, inner, model, (part for part, _ in parts))
-        except NotCuttable:
-            refused()
-            return whole
-
-    bench.loss = loss
-    try:
-        yield
-    finally:
-        bench.loss = inner
-
-
-def _added(
-    outer: _Outermost, inner: Callable[..., LossResult], model: Any, parts: Iterator[Any]
-) -> LossResult:
-    added: dict[str, Loss] = {}
-    found: LossResult = added
-    for k, part in enumerate(parts):
-        with outer.played(k):
-            found = inner(model, part)
-        for term, one in by_term(found).items():
-            added[term] = _plus(added[term], one) if term in added else one
-    return added[""] if isinstance(found, Loss) else added
+    given: list[tuple[str, list[Any]]] = []
+    while True:
+        back = marked()
+        found = [_until_asked(code, k, modules, given) for k, _ in enumerate(in_turn(sizes))]
+        asked = [one for one in found if isinstance(one, _Asked)]
+        if not asked:
+            return found
+        back()
+        name = asked[0].name
+        nth = sum(name == before for before, _ in given)
+        if len(asked) < len(found) or any(one.name != name for one in asked):
+            raise NotCuttable
+        if nth >= len(anatomy.get(name, ())):
+            raise NotCuttable
+        this = anatomy[name][nth]
+        args, kwargs = together([one.arguments for one in asked], this.inputs, sizes, weights)
+        result = modules[name](*args, **kwargs)
+        given.append((name, list(cut(result, this.outputs[: len(tensors(result))], sizes))))
 
 
-def _plus(a: Loss, b: Loss) -> Loss:
-    return Loss(a.total + b.total, count=a.count + b.count)
+class _Asked(BaseException):
+    """The code asks for a module; no exception that it may catch."""
+
+    def __init__(self, name: str, arguments: Any) -> None:
+        super().__init__(name)
+        self.name, self.arguments = name, arguments
 
 
-class _Outermost:
-    """The modules that a loss calls itself: their results, recorded whole and played by chunk."""
+def _until_asked(
+    code: Callable[[int], Any],
+    k: int,
+    modules: Mapping[str, nn.Module],
+    given: Sequence[tuple[str, Sequence[Any]]],
+) -> Any:
+    """What the code gives, or the ``_Asked`` that ended it."""
+    following = iter(given)
 
-    def __init__(
-        self, model: nn.Module, anatomy: Mapping[tuple[str, int], Anatomy], sizes: Sequence[int]
-    ) -> None:
-        self._modules = dict(model.named_modules())
-        self._anatomy, self._sizes = anatomy, sizes
-        self._results: dict[str, list[Any]] = {}
-        self._depth = 0
-
-    @contextmanager
-    def recorded(self) -> Iterator[None]:
-        def record(name: str, inner: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-            self._depth += 1
-            try:
-                result = inner(*args, **kwargs)
-            finally:
-                self._depth -= 1
-            if self._depth == 0:
-                self._results.setdefault(name, []).append(result)
-            return result
-
-        with self._instead(self._modules, record):
-            yield
-
-    @contextmanager
-    def played(self, k: int) -> Iterator[None]:
-        calls: dict[str, int] = {}
-
-        def play(name: str, _: Any, args: Any, kwargs: Any) -> Any:
-            nth = calls[name] = calls.get(name, -1) + 1
-            results = self._results[name]
-            if nth >= len(results) or (name, nth) not in self._anatomy:
+    def answering(name: str) -> Callable[..., Any]:
+        def answer(*args: Any, **kwargs: Any) -> Any:
+            before = next(following, None)
+            if before is None:
+                raise _Asked(name, (args, kwargs))
+            if before[0] != name:
                 raise NotCuttable
-            result = results[nth]
-            layouts = self._anatomy[name, nth].outputs[: len(tensors(result))]
-            return next(islice(cut(result, layouts, self._sizes), k, None))
+            return before[1][k]
 
-        with self._instead(self._results, play):
-            yield
+        return answer
 
-    def _instead(
-        self, names: Iterable[str], call: Callable[..., Any]
-    ) -> AbstractContextManager[None]:
-        modules = {name: self._modules[name] for name in names}
-        return instead({m: _calling(call, name, m.forward) for name, m in modules.items()})
-
-
-def _calling(call: Callable[..., Any], name: str, inner: Callable[..., Any]) -> Callable[..., Any]:
-    return lambda *args, **kwargs: call(name, inner, args, kwargs)
+    try:
+        with instead({m: answering(name) for name, m in modules.items()}, hooks=False):
+            return code(k)
+    except _Asked as asked:
+        return asked

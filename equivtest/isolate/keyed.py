@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import pickle
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
 from typing import Any, Self
@@ -197,7 +197,7 @@ class Keyed(TorchDispatchMode):
 _entered: list[Keyed] = []
 
 
-def in_turn(sizes: Sequence[int], *, anew: bool = False) -> Iterator[None]:
+def in_turn(sizes: Sequence[int]) -> Iterator[None]:
     """Draw for one part of the batch after the other, each as if it were the first.
 
     For a module that is run part by part inside a large batch: the parts draw what they draw when
@@ -205,14 +205,13 @@ def in_turn(sizes: Sequence[int], *, anew: bool = False) -> Iterator[None]:
 
     Args:
         sizes: examples of each part.
-        anew: a part draws as from the beginning of a forward, which has been run on the whole.
     """
     keyed = _entered[-1] if _entered else None
     if keyed is None:
         yield from (None for _ in sizes)
         return
     ids, at = keyed._ids, 0
-    calls: Counter[Module] = Counter() if anew else keyed._calls.copy()
+    calls = keyed._calls.copy()
     try:
         for size in sizes:
             keyed._ids, keyed._calls = ids[at : at + size], calls.copy()
@@ -220,6 +219,19 @@ def in_turn(sizes: Sequence[int], *, anew: bool = False) -> Iterator[None]:
             yield
     finally:
         keyed._ids = ids
+
+
+def marked() -> Callable[[], None]:
+    """A way back to here: what is drawn from there on is what would have been drawn from here."""
+    keyed = _entered[-1] if _entered else None
+    if keyed is None:
+        return lambda: None
+    calls = keyed._calls.copy()
+
+    def back() -> None:
+        keyed._calls = calls
+
+    return back
 
 
 def _others() -> bytes:

@@ -27,6 +27,10 @@ class Parts:
     axis: int
     indices: tuple[Tensor, ...]
 
+    def fits(self, whole: Tensor) -> bool:
+        """It has as many indices."""
+        return whole.shape[self.axis] == sum(map(len, self.indices))
+
     def cut(self, whole: Tensor) -> list[Tensor]:
         """The microbatches."""
         return [whole.index_select(self.axis, index.to(whole.device)) for index in self.indices]

@@ -87,12 +87,17 @@ def _removed(handle: Any) -> Iterator[None]:
         handle.remove()
 
 
-def held(module: nn.Module) -> dict[Slot, Any]:
-    """Tensors, and collections that may hold some, which a module and those in it keep as plain
-    attributes; collections as copies of now."""
+def held(module: nn.Module, *, deep: bool = True) -> dict[Slot, Any]:
+    """Tensors, and collections that may hold some, which a module keeps as plain attributes.
+
+    Collections are copies of now.
+
+    Args:
+        deep: with those of the modules in it, after its own.
+    """
     return {
         (part, key): _copy(value)
-        for part in module.modules()
+        for part in (module.modules() if deep else [module])
         for key, value in vars(part).items()
         if key not in _OWN and isinstance(value, (Tensor, list, dict, tuple, type(None)))
     }

@@ -36,6 +36,24 @@ class Standardised(nn.Module):
         return x / self.spread(x)
 
 
+class CentredBetween(nn.Module):
+    """Takes the mean over the batch away in its own forward, between modules that know none.
+
+    BatchNorm before and dropout behind it are sources of their own.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.enter = nn.Linear(WIDTH, WIDTH)
+        self.norm = nn.BatchNorm1d(WIDTH)
+        self.drop = nn.Dropout(0.25)
+        self.leave = nn.Linear(WIDTH, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.norm(self.enter(x)).tanh()
+        return self.leave(self.drop(x - x.mean(0)))
+
+
 class Experts(nn.Module):
     """Each row by the expert that it scores highest, and a term that balances their loads.
 

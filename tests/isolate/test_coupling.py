@@ -10,6 +10,7 @@ from couplings import (
     CORRECT_ON_LINES,
     CORRECT_ON_VECTORS,
     Centred,
+    CentredBetween,
     Lines,
     Mixture,
     Scores,
@@ -87,6 +88,17 @@ def test_nothing_is_found_where_examples_do_not_meet(model: str) -> None:
     else:
         experiment = on_lines(CORRECT_ON_LINES[model])
     assert coupling.detect(a_scene(experiment), ()) == []
+
+
+def test_code_between_modules_is_isolated_without_them() -> None:
+    """All of the model in microbatches would isolate BatchNorm and dropout as well."""
+    found = explained(on_vectors(CentredBetween))
+    assert found.within
+    assert [(row.source, row.where) for row in found.rows if row.claimed] == [
+        ("source.batchnorm", "first at `norm` (BatchNorm1d)"),
+        ("source.dropout", "first at `drop` (Dropout)"),
+        ("source.coupling", "first at the model's own forward (CentredBetween)"),
+    ]
 
 
 def test_a_case_expects_it() -> None:
