@@ -45,8 +45,9 @@ def permutes(operator: Any) -> bool:
 
 
 def field_of(operator: Any, a: Arguments) -> torch.Size | None:
-    """The size of the field of numbers that a call takes; None of an operator not known here."""
-    if not is_known(operator):
+    """The size of the field of numbers that a call takes; None if they cannot be made here."""
+    dtype = a.get("dtype")
+    if not is_known(operator) or (isinstance(dtype, torch.dtype) and dtype.is_complex):
         return None
     name = _name(operator)
     if permutes(operator):

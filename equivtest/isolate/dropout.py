@@ -49,7 +49,7 @@ class RandomNumbers(Isolation):
 
     def said(self) -> Sequence[str]:
         sentences = dict.fromkeys([*self.layouts.odd, *self.unkeyed])
-        return [f"not sure to be given by example: random numbers {one}" for one in sentences]
+        return [f"not all random numbers could be given by example: {one}" for one in sentences]
 
 
 def detect(scene: Scene, _: Sequence[Isolation]) -> list[Isolation]:
@@ -57,7 +57,10 @@ def detect(scene: Scene, _: Sequence[Isolation]) -> list[Isolation]:
     drew = any(m.rng is not None for replica in scene.seen or () for m in replica)
     if not (drew or scene.oracle.drew):
         return []
-    layouts = layouts_of(scene)
+    try:
+        layouts = layouts_of(scene)
+    except Exception as error:
+        layouts = Layouts(odd=(f"a batch of copies of one example is refused: {error}",))
     return [RandomNumbers(layouts, f"first {layouts.first}" if layouts.first else "")]
 
 

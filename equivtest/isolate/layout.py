@@ -65,8 +65,8 @@ class Layouts:
     Attributes:
         by_site: in the order in which a forward draws; those that could be told.
         from_end: positions are counted from the end of an axis: where padding comes first.
-        entries: by example, what it has by itself on the axis of the examples, where examples are
-            of several sizes.
+        entries: by example, what it has by itself on the axis of the examples, where that may be
+            several.
         first: the module that draws first, by whatever generator.
         odd: what could not be told, and why, in sentences.
     """
@@ -87,7 +87,7 @@ class Layouts:
             return self.by_site[site]
         like = {layout for s, layout in self.by_site.items() if s.module == site.module}
         if len(like) != 1:
-            raise NoLayoutError("a draw that another example does not make")
+            raise NoLayoutError("the probe's copies of one example made no such draw")
         return like.pop()
 
     def unpadded(self, site: Site, ids: Sequence[int]) -> list[int] | None:

@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any
 
 import pytest
+import scenes
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -105,3 +106,88 @@ def test_a_transformer_on_ragged_lines(
     assert verdict.sources["source.dropout"] >= 0.9999
     assert "first at `blocks.0.attention` (MultiheadAttention)" in verdict.findings[0].text
     assert verdict.findings[0].distance < 2e-15
+
+
+class Mixing(nn.Module):
+    """Mixup: each example with another one, drawn anew."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return 0.7 * x + 0.3 * x[torch.randperm(len(x))]
+
+
+class OnlyFours(nn.Module):
+    def __init__(self, rate: float) -> None:
+        super().__init__()
+        self.rate = rate
+
+    def forward(self, x: Tensor) -> Tensor:
+        if len(x) % 4:
+            raise ValueError(f"{len(x)} is no multiple of 4")
+        return F.dropout(x, self.rate)
+
+
+class TestWhatIsLeft:
+    """Where not all that is drawn can be isolated, nothing is claimed and the reason is said."""
+
+    def test_a_permutation_of_the_batch(self) -> None:
+        told = scenes.explained(scenes.on_vectors(lambda: scenes.around(Mixing())))
+        assert not told.within
+        assert told.findings == ()
+        assert (
+            "not all random numbers could be given by example: at `1` (Mixing): [2, 2] numbers for "
+            "two examples, [3, 3] for three" in told.notes
+        )
+
+    def test_a_model_that_refuses_copies(self) -> None:
+        made = scenes.on_vectors(lambda: scenes.around(OnlyFours(0.5)))
+        told = scenes.explained(made, Plan(4, 1, 2))
+        assert not told.within
+        assert any("2 is no multiple of 4" in note for note in told.notes)
+
+
+def test_nothing_is_claimed_where_nothing_is_drawn_or_what_is_drawn_is_not_used() -> None:
+    class Unused(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            F.dropout(x, 0.5)
+            return x
+
+    for layer in (nn.Tanh(), nn.Dropout(0.5).eval(), Unused()):
+        told = scenes.explained(scenes.on_vectors(lambda layer=layer: scenes.around(layer)))
+        assert told.findings == ()
+        assert told.within
+
+
+@pytest.mark.parametrize(
+    "layers",
+    [
+        lambda: (nn.Dropout(0.5), nn.BatchNorm1d(scenes.WIDTH)),
+        lambda: (nn.BatchNorm1d(scenes.WIDTH), nn.Dropout(0.5)),
+    ],
+)
+def test_beside_batchnorm(layers: Callable[[], tuple[nn.Module, ...]]) -> None:
+    made = scenes.on_vectors(lambda: scenes.around(*layers(), nn.Tanh()))
+    told = scenes.explained(made, Plan(4, 1, 2))
+    shares = {row.source: row.share for row in told.rows if row.claimed}
+    assert shares.keys() == {"source.batchnorm", "source.dropout"}
+    assert abs(sum(shares.values()) + told.remainder - 1) < 1e-6
+    assert told.within
+
+
+def test_within_a_module_that_couples() -> None:
+    """The module runs microbatch by microbatch, and draws for each what it draws alone."""
+
+    class Centred(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.drop = nn.Dropout(0.5)
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = self.drop(x)
+            return self.drop(x - x.mean(0) / 2)
+
+    told = scenes.explained(scenes.on_vectors(lambda: scenes.around(Centred(), nn.Tanh())))
+    assert told.within
+    assert {row.source for row in told.rows if row.claimed} == {
+        "source.coupling",
+        "source.dropout",
+    }

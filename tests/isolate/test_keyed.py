@@ -134,6 +134,10 @@ class TestWhatIsNotByExample:
                 lambda x: x * torch._standard_gamma(torch.ones_like(x)),
                 "aten._standard_gamma.default cannot be keyed",
             ),
+            (
+                lambda x: x * torch.randn(x.shape, dtype=torch.complex128).abs(),
+                "aten.randn.default cannot be keyed",
+            ),
         ],
     )
     def test_by_torch(self, draw: Callable[[Tensor], Tensor], said: str) -> None:
@@ -167,12 +171,11 @@ class TestWhatIsNotByExample:
         )
 
     def test_in_the_forward_alone(self) -> None:
-        """A draw that the probe's example did not make, in a module that makes two kinds."""
         one = Setup(Between(noise(lambda x: x)), lines(LENGTHS))
         layouts = one.layouts()
         with Keyed(one.model, [0, 1], (SEED, 0), layouts) as keyed:
             F.dropout(one.model(*one.batch([0, 1])), P).sum().backward()
-        assert keyed.unkeyed == ["in the loss: a draw that another example does not make"]
+        assert keyed.unkeyed == ["in the loss: the probe's copies of one example made no such draw"]
 
 
 def test_what_draws_first_is_named() -> None:
