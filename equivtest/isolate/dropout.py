@@ -57,10 +57,7 @@ def detect(scene: Scene, _: Sequence[Isolation]) -> list[Isolation]:
     drew = any(m.rng is not None for replica in scene.seen or () for m in replica)
     if not (drew or scene.oracle.drew):
         return []
-    try:
-        layouts = layouts_of(scene)
-    except Exception as error:
-        layouts = Layouts(odd=(f"a batch of copies of one example is refused: {error}",))
+    layouts = layouts_of(scene)
     return [RandomNumbers(layouts, f"first {layouts.first}" if layouts.first else "")]
 
 

@@ -79,6 +79,7 @@ class _Explaining:
     tolerances: Sequence[float]
     sums: LoopSums | None
     isolations: list[Isolation] = field(default_factory=list)
+    refused: list[str] = field(default_factory=list)
     _left: dict[frozenset[str], list[float]] = field(default_factory=dict)
     _split: dict[frozenset[str], list[float]] = field(default_factory=dict)
     _within: dict[frozenset[str], bool] = field(default_factory=dict)
@@ -106,7 +107,13 @@ class _Explaining:
             if (self.isolations or self.sums) and self._split_is_within(self._found):
                 break
             before = self._found
-            self.isolations += detect(self.scene, self.isolations)
+            try:
+                self.isolations += detect(self.scene, self.isolations)
+            except Exception as error:  # a model may refuse the batches that a probe makes
+                self.refused.append(
+                    "not every source could be looked for: a forward of a few examples raised "
+                    f"{type(error).__name__}: {error}"
+                )
             if self._found & before:  # more of a source that was isolated without it
                 self._forget()
 
@@ -244,6 +251,7 @@ class _Explaining:
     def _notes(self, left_out: Sequence[str]) -> Iterable[str]:
         for isolation in self.isolations:
             yield from isolation.said()
+        yield from dict.fromkeys(self.refused)
         if left_out:
             yield f"not isolated, for there are more than {attribution.MOST}: {', '.join(left_out)}"
 
