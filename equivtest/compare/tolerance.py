@@ -34,7 +34,9 @@ FLOAT64_CAP = 1e-9
 
 SUM_UNITS = 4.0
 """Roundoffs, times the root of its terms, that a sum in some order may be off (A): roundings of n
-terms add up like a random walk, to about sqrt(n) u."""
+terms add up like a random walk, to about sqrt(n) u. Those of n equal terms do not: from 256 equal
+float32 on, a right sum may be further off, and is then told from a fault by its bits
+(``isolate/sums.py``)."""
 
 SPLIT = 64.0
 """Noise floors that comparison B allows."""

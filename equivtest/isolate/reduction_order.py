@@ -1,8 +1,10 @@
 """``source.reduction_order``: the order in which float32 or float64 additions round. Pure.
 
 A sum of n terms rounds like a random walk, to about sqrt(n) u of them, and comparison A allows four
-times as much. Where small terms follow a large one every addition may round the same way: 1 and
-n times 2**-24 are 1 in float32, n u away. Isolated by an exact sum of the same terms.
+times as much. Additions that round the same way go beyond: 1 and n times 2**-24 are 1 in float32,
+n u away, and so do equal terms (of 4,000 numbers added up n times, the worst was 1.0 of A's
+tolerance away at n = 256 and 4.0 at n = 4,096; random vectors 0.005 and 0.001). Isolated by an
+exact sum of the same terms.
 """
 
 from __future__ import annotations

@@ -231,7 +231,7 @@ class Observer(UpdateRecording):
             return
         self._note_unseen()
         update = self._open
-        reduction = self._reductions.backward_ended(self._model.names())
+        reduction = self._reductions.backward_ended(self._model.names)
         if update.microbatches:
             last = update.microbatches[-1]
             last.reduction = reduction

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch.distributed as dist
@@ -41,17 +41,18 @@ class Reductions:
             trained = wrapper.module.parameters()
             self._lay = [(p, p.grad.data_ptr()) for p in trained if p.grad is not None]
 
-    def backward_ended(self, names: Mapping[int, str]) -> Reduction | None:
+    def backward_ended(self, name: Callable[[], Mapping[int, str]]) -> Reduction | None:
         """How the backward that has just ended reduced; None if it did not, or that is not known.
 
         Args:
-            names: of the model's parameters by ``id``.
+            name: gives the names of the model's parameters by ``id``.
         """
         due, self._due = self._due, False
         lay, self._lay = self._lay, []
         wrapper = self._wrapper
         if not due or wrapper is None or not _as_torch_does(wrapper, self._rank):
             return None
+        names = name()
         if self._read < LAYOUTS:
             self._read += 1
             self._buckets = _buckets(wrapper, names)
