@@ -13,13 +13,14 @@ from typing import Any
 
 from equivtest.outofmemory import ran_out
 
-BACKEND_REFUSES = (
-    "NCCL does not support",
+NEEDS_GPU = (
     "SyncBatchNorm layers only work with GPU",
     "SyncBatchNorm expected input tensor to be on GPU",
 )
-"""How torch words what a backend cannot do: NCCL reduces no sparse gradient, SyncBatchNorm wants
-GPUs."""
+"""How torch words that a layer is for GPUs, in DistributedDataParallel and in the layer itself."""
+
+BACKEND_REFUSES = ("NCCL does not support", *NEEDS_GPU)
+"""How torch words what a backend cannot do: NCCL reduces no sparse gradient."""
 
 _OWN = os.path.dirname(os.path.abspath(__file__)) + os.sep
 _BETWEEN = (contextlib.__file__, functools.__file__)

@@ -6,7 +6,7 @@ from itertools import starmap
 
 from equivtest.arms import Case
 from equivtest.arms.support import refused
-from equivtest.calling import BACKEND_REFUSES, ExperimentError
+from equivtest.calling import BACKEND_REFUSES, NEEDS_GPU, ExperimentError
 from equivtest.compare.card import planned_card
 from equivtest.compare.verdict import Failure, Status, Verdict
 from equivtest.experiment import Experiment
@@ -37,9 +37,10 @@ def failed(
                 return unfinished(experiment, case, alone)
             reason = None
         words = (failure.exception_message or "").partition("\n")[0]
-        backends = words.startswith(BACKEND_REFUSES)
-        own = case.loop is None and failure.exception_type in REFUSALS  # the recipe's: no mistake
-        if reason is None and (backends or own):
+        limit = failure.exception_type in REFUSALS or words.startswith(BACKEND_REFUSES)
+        # The recipe is not at fault, and no loop is where a model wants a GPU.
+        told = (case.loop is None and limit) or words.startswith(NEEDS_GPU)
+        if reason is None and told:
             reason = f"torch refuses it: {words}"
         if reason is not None:
             return not_run(experiment, case, reason)

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from equivtest.arms.bench import Bench, Factor, Pass
+from equivtest.arms.broadcasts import Broadcasts
 from equivtest.arms.summing import Apart, Sums, reductions_of
 from equivtest.batches import Counts, denominator
 from equivtest.distance import MaybeTensors, accumulate, norms
@@ -137,6 +138,7 @@ class _Replaying:
         self.D = len(group.ids)
         self.seen = seen if seen is not None and _matches(seen, group) else None
         self.buffers = [dict(b) for b in start.buffers]
+        self.broadcasts = Broadcasts(bench)
         dtypes = (None, torch.float32, torch.float64) if apart else (None,)
         self.sums = [Sums(bench.module, bench.names, self.D, least) for least in dtypes]
         self.reductions = reductions_of(self.seen, bench.names)
@@ -151,9 +153,8 @@ class _Replaying:
 
     def run(self) -> Replay:
         for k in range(len(self.group.ids[0])):
-            before_broadcast = self.buffers[0]
             for r in range(self.D):
-                self._microbatch(r, k, before_broadcast)
+                self._microbatch(r, k)
             self._reduce(k)
         self.out.reduced = self._unscaled(self.sums[0].average())
         if self.apart:
@@ -161,15 +162,14 @@ class _Replaying:
         self.out.buffers = tuple(self.buffers)
         return self.out
 
-    def _microbatch(self, r: int, k: int, rank0_buffers: Tensors) -> None:
+    def _microbatch(self, r: int, k: int) -> None:
         seen = self.seen[r][k] if self.seen is not None else None
-        broadcast = seen is not None and seen.broadcast
-        buffers = rank0_buffers if broadcast else self.buffers[r]
+        buffers = self.buffers[r]
         factors = _Factors(seen, self.counts, self.D, self.loss_scale)
         run = self._run(r, k, factors, seen, buffers)
         share: list[Tensor | None] = [None] * len(self.out.expected)
         accumulate(share, run.gradients, factors.correction)
-        if self.buffers[r]:
+        if buffers:
             self.buffers[r] = self.bench.buffers()
         for term, correction in factors.uneven():
             alone = self._run(r, k, factors.only(term), seen, buffers)
@@ -186,8 +186,13 @@ class _Replaying:
         if seen is not None and seen.rng is not None:
             seen.rng.restore()
         ids = self.group.ids[r][k]
-        with self.around(ids):
+        with self._reached_by(r, seen), self.around(ids):
             return self.bench.run(self.batches(ids), factors)
+
+    def _reached_by(self, r: int, seen: MicrobatchTrace | None) -> AbstractContextManager[None]:
+        if self.D == 1 or not self.buffers[r]:
+            return nullcontext()
+        return self.broadcasts.reaching(r, () if seen is None else seen.broadcasts)
 
     def _add(self, r: int, k: int, run: Pass, share: list[Tensor | None]) -> None:
         out = self.out

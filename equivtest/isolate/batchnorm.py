@@ -13,12 +13,12 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from equivtest.arms.build import seed_everything
 from equivtest.compare.cause import Cause
 from equivtest.isolate.isolation import Isolation, Run
 from equivtest.isolate.normalising import Use, normalising
 from equivtest.isolate.parts import Parts, find
 from equivtest.isolate.scene import Scene
+from equivtest.isolate.still import still
 from equivtest.observe.rng import RandomState
 
 Chunks = tuple[tuple[int, ...], ...]
@@ -112,6 +112,8 @@ def _uses(
 ) -> list[Use]:
     """The uses of one forward, which leaves the model and the random numbers as they were.
 
+    Random operators draw constants, so that the same examples come out alike in any batch.
+
     Args:
         ids: the examples; all of the run if left out.
         fixed: mean and variance to normalise each use by instead; the examples do not see each
@@ -125,8 +127,7 @@ def _uses(
         return use.by_fixed(*given)
 
     random, buffers = RandomState.now(), run.bench.buffers()
-    seed_everything(0)
-    with normalising(run.module, handle):
+    with still(), normalising(run.module, handle):
         run.bench.losses(scene.batches(run.ids if ids is None else ids))
     run.bench.load_buffers(buffers)
     random.restore()

@@ -99,7 +99,8 @@ class _Explaining:
             SourceRow(s, share, self._where(s), s in told.claimed)
             for s, share in told.shares.items()
         )
-        findings = tuple(self._finding(row, together) for row in rows if row.claimed)
+        claimed = [row for row in rows if row.claimed]
+        findings = tuple(self._finding(row, together, row is claimed[0]) for row in claimed)
         return self._explained(together, told, rows, findings, rest)
 
     def _detect(self) -> None:
@@ -221,24 +222,32 @@ class _Explaining:
     def _behind(self, source: str) -> list[SumSource]:
         return [s for s in self.sums.sources if s.cause == source] if self.sums else []
 
-    def _finding(self, row: SourceRow, together: frozenset[str]) -> Finding:
-        raw, left = self._left_with(frozenset()), self._left_with(together)
-        far = self._worst(raw, self.tolerances)
-        allowed = [self._tolerance(together, t) for t in range(len(left))]
-        worst = self._worst(left, allowed)
-        where = f"{row.where}: " if row.where else ""
-        own = "".join(f"{source.text}. " for source in self._behind(row.source))
+    def _finding(self, row: SourceRow, together: frozenset[str], first: bool) -> Finding:
+        """Where a source enters and its share; with the first of them, what isolation leaves."""
+        u = self.scene.group.update
+        places = [row.source] if len(together) > 1 else []
+        places += [row.where] if row.where else []
+        against = "; negative: while others are left on, isolating it takes the two further apart"
         text = (
-            f"{where}{row.share:.2%} of the squared distance between split and large batch in "
-            f"update {self.scene.group.update}. {own}The split gradient of {self.names[far]!r} is "
-            f"{raw[far]:.3g} of its scale away from the large batch's; with "
-            f"{' and '.join(sorted(together))} isolated no tensor is further than "
-            f"{left[worst]:.3g} ({self.names[worst]!r}, allowed {allowed[worst]:.3g})"
+            f"{', '.join(places)}{': ' if places else ''}{row.share:.2%} of the squared distance "
+            f"between split and large batch in update {u}{against if row.share < 0 else ''}"
+        )
+        text += "".join(f". {source.text}" for source in self._behind(row.source))
+        if not first:
+            return Finding(row.source, text, update=u)
+        raw, left = self._left_with(frozenset()), self._left_with(together)
+        allowed = [self._tolerance(together, t) for t in range(len(left))]
+        far, worst = self._worst(raw, self.tolerances), self._worst(left, allowed)
+        isolated = "isolated" if len(together) == 1 else f"with all {len(together)} isolated"
+        text += (
+            f". As it is, the split gradient of {self.names[far]!r} is {raw[far]:.3g} of its scale "
+            f"away from the large batch's; {isolated}, no tensor is further than {left[worst]:.3g} "
+            f"({self.names[worst]!r}, allowed {allowed[worst]:.3g})"
         )
         return Finding(
             row.source,
             text,
-            update=self.scene.group.update,
+            update=u,
             tensor=self.names[worst],
             distance=left[worst],
             tolerance=allowed[worst],

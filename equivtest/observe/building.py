@@ -23,12 +23,18 @@ from equivtest.observe.trace import (
 
 @dataclass
 class OpenMicrobatch:
-    """A microbatch while it is open; ``hidden`` if what its forward saved was not seen."""
+    """A microbatch while it is open.
+
+    Attributes:
+        forwards: of the model, so far.
+        hidden: what its forward saved was not seen.
+    """
 
     ids: tuple[int, ...] | None
     rng: RandomState
     reduces: bool
-    broadcast: bool
+    forwards: int = 0
+    broadcasts: list[int] = field(default_factory=list)
     losses: list[Loss] = field(default_factory=list)
     factors: list[float | None] = field(default_factory=list)
     rng_used: bool = False
@@ -51,7 +57,7 @@ class OpenMicrobatch:
             dtypes=() if self.hidden else tuple(sorted(str(dtype) for dtype in self.dtypes)),
             reduces=self.reduces,
             reduction=self.reduction,
-            broadcast=self.broadcast,
+            broadcasts=tuple(self.broadcasts),
             peak_bytes=self.peak_bytes,
             nodes=self.nodes,
         )

@@ -139,7 +139,6 @@ class Observer(UpdateRecording):
                 ids=ids,
                 rng=RandomState.now(),
                 reduces=bool(wrapped and model.require_backward_grad_sync),
-                broadcast=False,
             )
         )
         self._memory.restart()
@@ -159,9 +158,11 @@ class Observer(UpdateRecording):
         current = self._open.microbatches[-1]
         current.hidden |= not self._memory.sees()
         if self._broadcast:
-            current.broadcast, self._broadcast = True, False
-            if len(self._open.microbatches) == 1:
+            self._broadcast = False
+            current.broadcasts.append(current.forwards)
+            if len(self._open.microbatches) == 1 and not current.forwards:
                 self._open.start = self._model.now()
+        current.forwards += 1
         self._event("forward")
 
     def _is_fresh(self, ids: tuple[int, ...] | None) -> bool:

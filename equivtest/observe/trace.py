@@ -72,7 +72,8 @@ class MicrobatchTrace:
             they were not seen.
         reduces: the wrapper would reduce with this microbatch's backward.
         reduction: how it did, where that is known to the bit.
-        broadcast: buffers were broadcast before the forward.
+        broadcasts: before which of its forwards buffers were broadcast, counted from 0: a loss may
+            call the model several times.
         peak_bytes: most bytes that the autograd graph held, up to this microbatch's backward; on a
             GPU the most that were allocated there, from its forward to the next, or, for the last
             of a group, to the end of the update.
@@ -87,7 +88,7 @@ class MicrobatchTrace:
     dtypes: tuple[str, ...] = ()
     reduces: bool = False
     reduction: Reduction | None = None
-    broadcast: bool = False
+    broadcasts: tuple[int, ...] = ()
     peak_bytes: int = 0
     nodes: int = 0
 

@@ -216,7 +216,7 @@ def statistics(buffers: dict[str, Tensor]) -> tuple[float, float, int]:
 
 
 def after_two_groups(ids, broadcast: bool = False) -> list[tuple[float, float, int]]:
-    left = seen(ids, factor=len(ids) / 4, broadcast=broadcast)
+    left = seen(ids, factor=len(ids) / 4, broadcasts=(0,) if broadcast else ())
     first = replayed(rows, ids, left)
     second = replayed(rows, ids, left, buffers=[dict(b) for b in first.buffers])
     return [statistics(dict(b)) for b in second.buffers]

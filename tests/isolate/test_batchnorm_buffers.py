@@ -35,15 +35,20 @@ def cubed(model: nn.Module, batch: Tensor) -> Loss:
     return Loss((model(batch) ** 3).sum(), count=len(batch))
 
 
+def sgd(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.SGD(model.parameters(), lr=1e-3)
+
+
 def feature(rows: Sequence[float], momentum: float | None, **changes: Any) -> Experiment:
-    return Experiment(
-        model=lambda: nn.BatchNorm1d(1, momentum=momentum),
-        data=[torch.tensor([row], dtype=torch.float64) for row in rows],
-        loss=cubed,
-        count=len,
-        optimizer=lambda model: torch.optim.SGD(model.parameters(), lr=0.0),
-        **{"updates": 2, **changes},
-    )
+    given: dict[str, Any] = {
+        "model": lambda: nn.BatchNorm1d(1, momentum=momentum),
+        "data": [torch.tensor([row], dtype=torch.float64) for row in rows],
+        "loss": cubed,
+        "count": len,
+        "optimizer": lambda model: torch.optim.SGD(model.parameters(), lr=0.0),
+        "updates": 2,
+    }
+    return Experiment(**{**given, **changes})
 
 
 def not_broadcast(module: nn.Module) -> nn.Module:
@@ -148,6 +153,31 @@ def test_drawn_rows_have_the_statistics_of_arithmetic(
         for (mean, variance, tracked), wanted in zip(mine, theirs, strict=True):
             assert (mean, variance) == pytest.approx(wanted[:2], rel=1e-12, abs=1e-12)
             assert tracked == wanted[2]
+
+
+# -- a loss that calls the model twice: the wrapper broadcasts before each call, or before neither
+
+
+def both_ways(model: nn.Module, batch: Tensor) -> Loss:
+    return Loss((model(batch) ** 3 + model(batch + batch**2)).sum(), count=len(batch))
+
+
+@pytest.mark.parametrize("wrap", [None, not_broadcast], ids=["broadcast", "not broadcast"])
+@pytest.mark.parametrize("plan", [Plan(4, 1, 4), Plan(4, 2, 2), Plan(2, 4, 2)], ids=str)
+def test_two_forwards_of_a_microbatch_are_no_fault(plan: Plan, wrap: Any) -> None:
+    made = feature(DRAWN, 0.1, loss=both_ways, optimizer=sgd, updates=3)
+    verdict = check(made, plan, precision="fp64", wrap=wrap)
+    assert verdict.causes == ("source.batchnorm",), verdict.explain()
+
+
+def test_a_second_broadcast_brings_what_rank_0s_first_forward_left() -> None:
+    # Rows 0, 2 | 4, 10 and then their row + row^2: 0, 6 | 20, 110, momentum 0.5, one update. Rank 0
+    # holds 0.5 and then (0.5 + 3) / 2; rank 1's second forward starts from 0.5: (0.5 + 65) / 2.
+    # Variances: (1 + 2) / 2 = 1.5, (1.5 + 18) / 2 = 9.75; (1.5 + 4050) / 2 = 2025.75.
+    made = feature(PROBE, 0.5, loss=both_ways, updates=1)
+    found = [updates[0] for updates in on_ranks(made, Plan(2, 1, 2))]
+    assert found == [(1.75, 9.75, 2), (32.75, 2025.75, 2)]
+    assert check(made, Plan(2, 1, 2), precision="fp64").causes == ("source.batchnorm",)
 
 
 # -- planted
