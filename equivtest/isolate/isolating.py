@@ -10,7 +10,7 @@ from equivtest.compare import noise
 from equivtest.compare.tolerance import split_tolerance
 from equivtest.compare.verdict import Finding, SourceRow
 from equivtest.distance import MaybeTensors, added, minus, norms, ratio
-from equivtest.isolate import attribution, batchnorm, coupling, dropout
+from equivtest.isolate import attribution, batchnorm, branch, coupling, dropout
 from equivtest.isolate.isolation import Isolation
 from equivtest.isolate.scene import Scene
 from equivtest.isolate.sums import LoopSums, SumSource
@@ -18,7 +18,7 @@ from equivtest.isolate.sums import LoopSums, SumSource
 Detect = Callable[[Scene, Sequence[Isolation]], Sequence[Isolation]]
 """What of a source is in a scene, beside what was found before."""
 
-FORWARD: tuple[Detect, ...] = (batchnorm.detect, dropout.detect, coupling.detect)
+FORWARD: tuple[Detect, ...] = (batchnorm.detect, dropout.detect, coupling.detect, branch.detect)
 """Sources of the forward, the cheapest to detect first."""
 
 

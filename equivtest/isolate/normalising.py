@@ -90,7 +90,7 @@ def normalising(model: nn.Module, handle: Callable[[Use], Tensor]) -> Iterator[N
             **{**_DEFAULTS, **cudnn, **dict(zip(_FUNCTIONAL, args, strict=False)), **kwargs}
         )
 
-    with _standing_in(model) as within:
+    with standing_in(model) as within:
         torch.batch_norm, F.batch_norm = batch_norm, unchecked
         try:
             yield
@@ -99,7 +99,7 @@ def normalising(model: nn.Module, handle: Callable[[Use], Tensor]) -> Iterator[N
 
 
 @contextmanager
-def _standing_in(model: nn.Module) -> Iterator[list[tuple[str, nn.Module]]]:
+def standing_in(model: nn.Module) -> Iterator[list[tuple[str, nn.Module]]]:
     """The modules whose forwards are running, with their names, the innermost last."""
     within: list[tuple[str, nn.Module]] = []
 

@@ -77,17 +77,18 @@ class Scene:
     ) -> Callable[[Sequence[int]], AbstractContextManager[None]]:
         return lambda ids: entered(isolations, self.run(ids), whole=whole)
 
-    def _split(self, isolations: Sequence[Isolation]) -> Cut:
-        def batch(ids: Sequence[int]) -> Any:
-            for isolation in isolations if ids else ():
-                made = isolation.part_batch(self.run(ids), self.whole_batch)
-                if made is not None:
-                    return made
-            return self.batches(ids)
+    def part_batch(self, isolations: Sequence[Isolation], ids: Sequence[int]) -> Any:
+        """The batch of a microbatch with ``isolations``."""
+        for isolation in isolations if ids else ():
+            made = isolation.part_batch(self.run(ids), self.whole_batch)
+            if made is not None:
+                return made
+        return self.batches(ids)
 
+    def _split(self, isolations: Sequence[Isolation]) -> Cut:
         found = replay(
             self.bench,
-            batch,
+            lambda ids: self.part_batch(isolations, ids),
             self.group,
             self.counts,
             self.start,
