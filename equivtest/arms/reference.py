@@ -17,6 +17,7 @@ from equivtest.arms.candidate import counter, group_counts
 from equivtest.arms.case import Case
 from equivtest.arms.oracle import Cut, Whole
 from equivtest.arms.replay import Replay, Start, replay
+from equivtest.arms.synchronised import as_one, for_each, rounds
 from equivtest.batches import Batches, Counts, added
 from equivtest.calling import ExperimentError
 from equivtest.distance import dense
@@ -112,11 +113,14 @@ class Reference:
     ) -> Replay:
         """The plan's microbatches in the case's precision, with the candidate's root factors."""
         self._note(f"the replay of update {update}")
-        seen = [trace.updates[update].microbatches for trace in traces]
-        return replay(
+        seen: Any = [trace.updates[update].microbatches for trace in traces]
+        run = rounds(self.bench.module, group)
+        if run is not group:
+            start, seen = as_one(start, seen)
+        found = replay(
             self.bench,
             self._batches,
-            group,
+            run,
             self.total(group),
             start,
             seen,
@@ -124,6 +128,7 @@ class Reference:
             keep,
             apart=apart,
         )
+        return found if run is group else for_each(found, len(group.ids))
 
     def split(
         self, group: GroupLayout, start: Start, seen: Sequence[Sequence[MicrobatchTrace]]
@@ -135,6 +140,7 @@ class Reference:
         the candidate's microbatches ``seen`` drew: a rare draw may change one update only.
         """
         oracle = self.oracle(group, start)
+        group = rounds(self.bench64.module, group)
         if oracle.drew or any(m.rng is not None for replica in seen for m in replica):
             return self._replayed64(group, start, seen)
         if not any(start.buffers):
@@ -157,6 +163,7 @@ class Reference:
         self, group: GroupLayout, start: Start, seen: Sequence[Sequence[MicrobatchTrace]]
     ) -> Scene:
         """Oracle and split of a group, for sources to be isolated in them."""
+        group = rounds(self.bench64.module, group)
         counts = self.counts(group)
         return Scene(
             bench=self.bench64,

@@ -67,6 +67,8 @@ class Replay:
         totals, counts, terms: of the losses made, by replica and microbatch.
         dtypes: floating dtypes that autograd saved in the forwards, where they were watched.
         shared: the forwards and root factors were the candidate's, bit for bit.
+        alike: the forwards were the candidate's but for their rounding, never bit for bit: those of
+            all replicas in one (``synchronised``).
         overflowing: first replica whose own sum is not finite in the case's dtype, where the loss
             is scaled.
         buffers: predicted, by replica, after the last forward.
@@ -86,6 +88,7 @@ class Replay:
     terms: dict[tuple[int, int], tuple[str | None, ...]] = field(default_factory=dict)
     dtypes: frozenset[str] = frozenset()
     shared: bool = True
+    alike: bool = False
     overflowing: int | None = None
     buffers: tuple[Tensors, ...] = ()
     loss: float = 0.0

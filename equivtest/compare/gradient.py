@@ -224,8 +224,8 @@ def decides(
     the order of a sum may separate them and A has spoken; that most tensors are within A shows as
     well that they do. Where they do not share them, it is a fault if weights by microbatch explain
     the gradient and differ from the plan's, or if C fails (which says nothing where the split
-    itself is not right: B). Where the oracle does not repeat, nothing is judged but what is
-    missing.
+    itself is not right: B), or A by what C allows where the forwards are alike but for rounding.
+    Where the oracle does not repeat, nothing is judged but what is missing.
     """
     beyond = [t for t, one in enumerate(a) if not one.within]
     compared = [one for one in a if not one.skipped]
@@ -233,7 +233,9 @@ def decides(
     unsure = [t for t in beyond if c is not None and c.null[t] and not replay.shared]
     real = [t for t in beyond if t not in unsure]
     shared = replay.shared or (
-        bool(compared) and median(one.distance / (one.tolerance or 1.0) for one in compared) <= 1.0
+        bool(compared)
+        and not replay.alike
+        and median(one.distance / (one.tolerance or 1.0) for one in compared) <= 1.0
     )
     weighed = weights is not None and (
         (bool(weights.differ()) and all(weights.residual[t] <= a[t].tolerance for t in real))
@@ -245,6 +247,8 @@ def decides(
             states[t] = "not judged"
         elif a[t].missing or (t in real and (shared or weighed)):
             states[t] = "differs"
+        elif replay.alike and c is not None and c.judged(t):
+            states[t] = "differs" if a[t].distance > c.oracle_tolerances[t] else "rounding"
         elif c is None or not c.judged(t) or c.split_failures:
             states[t] = "not judged"
         else:
