@@ -79,6 +79,7 @@ class CaseView:
     tensors: tuple[TensorView, ...]
     with_parameters: bool
     with_isolated: bool
+    with_exact: bool
     tensors_left_out: int
     tensors_of: str
     weights: tuple[WeightsView, ...]
@@ -112,6 +113,7 @@ def case_view(record: Record, is_open: bool = False) -> CaseView:
         tensors=tuple(_tensor(row, with_parameters) for row in shown),
         with_parameters=with_parameters,
         with_isolated=any(row.isolated_distance is not None for row in shown),
+        with_exact=any(row.exact_distance is not None for row in shown),
         tensors_left_out=len(rows) - len(shown),
         tensors_of=_tensors_of(verdict),
         weights=tuple(_weights(verdict.weight_rows)),
@@ -187,7 +189,7 @@ def _updates(verdict: Verdict) -> Iterable[tuple[str, ...]]:
 
 def _tensor(row: TensorRow, with_parameters: bool) -> TensorView:
     comparisons = [
-        (row.replay_distance, row.replay_tolerance, row.replay_margin),
+        _replay(row),
         _split(row),
         (row.oracle_distance, row.oracle_tolerance, row.oracle_margin),
     ]
@@ -213,6 +215,13 @@ def _tensor(row: TensorRow, with_parameters: bool) -> TensorView:
         ),
         bar=_bar(row.margin),
     )
+
+
+def _replay(row: TensorRow) -> tuple[float | None, float | None, float | None]:
+    """Comparison A, with the loop's addends added exactly where it is right but for its sums."""
+    if row.exact_distance is not None:
+        return row.exact_distance, row.replay_tolerance, row.loop_margin
+    return row.replay_distance, row.replay_tolerance, row.replay_margin
 
 
 def _split(row: TensorRow) -> tuple[float | None, float | None, float | None]:

@@ -245,3 +245,11 @@ def test_the_page_is_the_same_whatever_order_the_records_are_read_in() -> None:
     ]
     made = [replace(r, id=f"{r.id}{k}", nodeid=f"{r.nodeid}{k}") for k, r in enumerate(made)]
     assert render_page(Run(tuple(made))) == render_page(Run(tuple(reversed(made))))
+
+
+def test_a_comparison_with_sums_made_exact_is_said_to_be_one() -> None:
+    row = verdicts.tensor("a", state="rounding", replay_distance=1e-3, exact_distance=2.5e-8)
+    html = page(verdicts.equivalent(PLAN, rows=(row,)))
+    assert "did the loop do the plan? (sums exact)" in html
+    assert "<td>2.5e-8</td><td>2.5e-7</td><td>0.10</td>" in html
+    assert "(sums exact)" not in page(verdicts.equivalent(PLAN))

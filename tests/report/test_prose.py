@@ -70,6 +70,14 @@ def test_a_tensor_that_the_oracle_acquits_is_shown_with_the_figures_of_its_margi
     assert line == ["a", "0", "4.5e-7", "9.0e-7", "0.50", "2.2e-7", "oracle"]
 
 
+def test_a_tensor_whose_sums_alone_are_beyond_is_shown_with_exact_ones() -> None:
+    # Beyond the replay by 1e-3 / 2.5e-7 = 4000; its addends, added exactly, are within by a tenth.
+    row = verdicts.tensor("a", state="rounding", replay_distance=1e-3, exact_distance=2.5e-8)
+    table = explain(verdicts.equivalent(PLAN, rows=(row,), status=Status.EXPLAINED)).splitlines()
+    (line,) = [line.split() for line in table if line.startswith("  a ")]
+    assert line == ["a", "0", "2.5e-8", "2.5e-7", "0.10", "2.2e-7", "replay,", "sums", "exact"]
+
+
 def test_every_status_has_a_headline_even_with_nothing_to_go_on() -> None:
     for status in Status:
         verdict = verdicts.equivalent(PLAN, status=status, rows=(), updates=(), events=())
