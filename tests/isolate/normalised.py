@@ -148,8 +148,9 @@ class Chosen(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         places = x.transpose(1, 2)
         chosen = places[..., 0] > -0.5
-        hidden = torch.zeros(*places.shape[:2], 5, dtype=x.dtype, device=x.device)
-        hidden[chosen] = self.norm(self.up(places[chosen]))
+        rows = self.norm(self.up(places[chosen]))
+        hidden = rows.new_zeros(*places.shape[:2], 5)
+        hidden[chosen] = rows
         return self.down(hidden.tanh().mean(1))
 
 
