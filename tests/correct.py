@@ -27,19 +27,21 @@ SCALED = "drawn correct loops, loss times 2^k"
 SCALED_OUT = f"{SCALED}, some element outside the normal range"
 
 
-def check(case: Drawn) -> Verdict:
+def check(case: Drawn, isolate: str = "auto") -> Verdict:
     """The verdict on equivtest's own recipe."""
-    return equivtest.check(experiment(case), case.plan, precision=case.precision, wrap=wrap(case))
+    return equivtest.check(
+        experiment(case), case.plan, precision=case.precision, wrap=wrap(case), isolate=isolate
+    )
 
 
-def check_correct(examples: int, stream: int) -> tuple[Tally, list[str]]:
+def check_correct(examples: int, stream: int, isolate: str = "auto") -> tuple[Tally, list[str]]:
     """Draw and check ``examples`` correct cases; what is wrong with the verdicts, one by one."""
     tally, wrong = Tally(), []
 
     @settings(max_examples=examples)
     @given(drawn(PRECISIONS, everything=True, stream=stream))
     def judged(case: Drawn) -> None:
-        verdict = check(case)
+        verdict = check(case, isolate)
         tally.add(WHAT, case.precision, verdict)
         wrong.extend(_wrong(case, verdict))
 
@@ -53,7 +55,7 @@ def _wrong(case: Drawn, verdict: Verdict) -> list[str]:
     if reason is not None:
         fine = verdict.status == Status.NOT_RUN and reason in failure
     else:
-        fine = verdict.status in (Status.EQUIVALENT, Status.INCONCLUSIVE)
+        fine = verdict.status in (Status.EQUIVALENT, Status.INCONCLUSIVE) and not verdict.causes
     if fine:
         return []
     told = "; ".join(f.text for f in verdict.findings[:3]) or failure or "no finding"
