@@ -22,8 +22,8 @@ def run(*command: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_the_readme_has_a_case_a_script_and_two_commands() -> None:
-    assert [kind for kind, _ in BLOCKS] == ["sh", "python", "python"]
+def test_the_readme_has_two_cases_a_script_and_two_commands() -> None:
+    assert [kind for kind, _ in BLOCKS] == ["sh", "python", "python", "python"]
 
 
 LEFT_OUT = {
@@ -36,11 +36,12 @@ LEFT_OUT = {
 """By cause, a line of the case, and what stands in its place."""
 
 
-def test_the_case_passes_and_names_its_cause_without_the_clip_or_the_autocast(
+def test_the_cases_pass_and_name_their_cause_without_the_clip_or_the_autocast(
     tmp_path: Path,
 ) -> None:
     case = blocks("python")[0]
     (tmp_path / "test_my_loop.py").write_text(case)
+    (tmp_path / "test_normalised.py").write_text(blocks("python")[2])
     for cause, (line, instead) in LEFT_OUT.items():
         assert line in case
         # Bound 0.01: active in every update of this model.
@@ -48,16 +49,18 @@ def test_the_case_passes_and_names_its_cause_without_the_clip_or_the_autocast(
         faulty = faulty.replace("parameters(), 1.0)", "parameters(), 0.01)")
         (tmp_path / f"test_{cause.replace('.', '_')}.py").write_text(faulty)
     plugin = [] if installed() else ["-p", "equivtest.plugin"]
-    only = "test_my_loop.py or (bf16-mixed and m8-A2-D2)"
+    only = "test_my_loop.py or test_normalised.py or (bf16-mixed and m8-A2-D2)"
     done = run(sys.executable, "-m", "pytest", "-q", "-k", only, *plugin, cwd=tmp_path)
     assert done.returncode == 1, done.stdout + done.stderr
-    # plans(32, max_D=2): six factorisations of 32 at D=1, five of 16 at D=2; three precisions.
-    assert "2 failed, 33 passed" in done.stdout
+    # plans(32, max_D=2): six factorisations of 32 at D=1, five of 16 at D=2; three precisions; and
+    # two plans of the case with BatchNorm.
+    assert "2 failed, 35 passed" in done.stdout
     records = [json.loads(p.read_text()) for p in tmp_path.glob("reports/runs/*/cases/*.json")]
     found = {r["id"].partition("::")[0]: r["outcome"]["causes"] for r in records}
     for cause in LEFT_OUT:
         assert cause in found[f"test_{cause.replace('.', '_')}.py"]
     assert found["test_my_loop.py"] == []
+    assert found["test_normalised.py"] == ["source.batchnorm"]
     assert (tmp_path / "reports" / "divergence.html").exists()
 
 

@@ -48,7 +48,7 @@ def tensor_row(
 
 def isolated(rows: Sequence[TensorRow], explained: Explained) -> list[TensorRow]:
     """``rows``, by position, with what is left of the split's distance where sources explain it."""
-    if not explained.within:
+    if not (explained.diverges and explained.within):
         return list(rows)
     left = zip(rows, explained.left, explained.tolerances, strict=True)
     return [replace(row, isolated_distance=d, isolated_tolerance=t) for row, d, t in left]

@@ -30,6 +30,7 @@ class Explained:
         update: its number.
         squared: the squared distance, relative to each tensor's scale, added over tensors.
         rows: the sources with their shares; ``remainder`` is the share that is left.
+        diverges: with nothing isolated some tensor is beyond tolerance.
         within: isolated together they bring every tensor within tolerance.
         left: by tensor, the distance over its scale with all of them isolated; ``tolerances``
             beside it.
@@ -41,6 +42,7 @@ class Explained:
     squared: float
     rows: tuple[SourceRow, ...]
     remainder: float
+    diverges: bool
     within: bool
     left: tuple[float, ...]
     tolerances: tuple[float, ...]
@@ -131,6 +133,7 @@ class _Explaining:
             squared=self._squared(frozenset()),
             rows=rows,
             remainder=told.remainder if told else 0.0,
+            diverges=not self._is_within(frozenset()),
             within=self._is_within(together),
             left=tuple(self._left_with(together)),
             tolerances=tuple(self._tolerance(together, t) for t in range(len(self.null))),
