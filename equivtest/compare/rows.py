@@ -50,8 +50,11 @@ def isolated(rows: Sequence[TensorRow], explained: Explained) -> list[TensorRow]
     """``rows``, by position, with what is left of the split's distance where sources explain it."""
     if not (explained.diverges and explained.within):
         return list(rows)
-    left = zip(rows, explained.left, explained.tolerances, strict=True)
-    return [replace(row, isolated_distance=d, isolated_tolerance=t) for row, d, t in left]
+    left = zip(rows, explained.left, explained.tolerances, explained.null, strict=True)
+    return [
+        replace(row, isolated_distance=d, isolated_tolerance=tolerance, null=row.null or null)
+        for row, d, tolerance, null in left
+    ]
 
 
 def update_row(

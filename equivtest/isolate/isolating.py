@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
-from equivtest.arms.oracle import NULL
+from equivtest.arms.oracle import NULL, Whole
 from equivtest.compare import noise
 from equivtest.compare.tolerance import split_tolerance
 from equivtest.compare.verdict import Finding, SourceRow
@@ -34,6 +34,7 @@ class Explained:
         within: isolated together they bring every tensor within tolerance.
         left: by tensor, the distance over its scale with all of them isolated; ``tolerances``
             beside it.
+        null: by tensor, whether it is zero in exact arithmetic and so not judged.
         findings, notes: what to say of it.
         reruns: pairs of arms that were run.
     """
@@ -46,6 +47,7 @@ class Explained:
     within: bool
     left: tuple[float, ...]
     tolerances: tuple[float, ...]
+    null: tuple[bool, ...]
     findings: tuple[Finding, ...]
     notes: tuple[str, ...]
     reruns: int
@@ -65,11 +67,12 @@ def explain(
 
     Args:
         names: of the tensors, by position.
-        null: tensors that are zero in exact arithmetic, which no split is judged on.
+        null: tensors known to be zero in exact arithmetic, which no split is judged on.
         tolerances: comparison B's, by tensor.
         sums: sources behind the forward, where the loop's own sums are beyond comparison A.
         known: sources that were attributed in an update before.
     """
+    null = _null(scene.oracle, null)
     return _Explaining(scene, names, null, tolerances, sums).run(known)
 
 
@@ -137,6 +140,7 @@ class _Explaining:
             within=self._is_within(together),
             left=tuple(self._left_with(together)),
             tolerances=tuple(self._tolerance(together, t) for t in range(len(self.null))),
+            null=tuple(self.null),
             findings=findings,
             notes=tuple(self._notes(left_out)),
             reruns=self.scene.reruns,
@@ -266,6 +270,15 @@ class _Explaining:
         yield from dict.fromkeys(self.refused)
         if left_out:
             yield f"not isolated, for there are more than {attribution.MOST}: {', '.join(left_out)}"
+
+
+def _null(oracle: Whole, known: Sequence[bool]) -> list[bool]:
+    """Comparison B asked only for tensors beyond it; random numbers can leave a null one within."""
+    largest = max(oracle.scale, default=0.0)
+    return [
+        is_null or (0 < scale <= NULL * largest and oracle.unsteady(t, scale))
+        for t, (is_null, scale) in enumerate(zip(known, oracle.scale, strict=True))
+    ]
 
 
 def source_rows(explained: Sequence[Explained]) -> tuple[SourceRow, ...]:
