@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -80,6 +81,7 @@ def _of_any_size() -> Iterator[None]:
     original = F.batch_norm
     parameters = inspect.signature(original)
 
+    @functools.wraps(original)  # with its signature: a probe may run inside of another
     def batch_norm(*args: Any, **kwargs: Any) -> Tensor:
         bound = parameters.bind(*args, **kwargs)
         bound.apply_defaults()
