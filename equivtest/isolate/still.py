@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import functools
-import inspect
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from equivtest.arms.build import seed_everything
@@ -71,24 +67,5 @@ def batchnorm_aside(model: nn.Module) -> Iterator[None]:
         features = use.input.shape[1]
         return use.by_fixed(use.input.new_zeros(features), use.input.new_ones(features))
 
-    with normalising(model, fixed), _of_any_size():
+    with normalising(model, fixed):
         yield
-
-
-@contextmanager
-def _of_any_size() -> Iterator[None]:
-    """A single example is normalised too: torch refuses it for statistics that are not taken."""
-    original = F.batch_norm
-    parameters = inspect.signature(original)
-
-    @functools.wraps(original)  # with its signature: a probe may run inside of another
-    def batch_norm(*args: Any, **kwargs: Any) -> Tensor:
-        bound = parameters.bind(*args, **kwargs)
-        bound.apply_defaults()
-        return torch.batch_norm(**bound.arguments, cudnn_enabled=torch.backends.cudnn.enabled)
-
-    F.batch_norm = batch_norm
-    try:
-        yield
-    finally:
-        F.batch_norm = original
