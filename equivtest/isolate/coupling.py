@@ -20,7 +20,7 @@ from equivtest.isolate.isolation import Isolation, Run
 from equivtest.isolate.lab import Lab, rows_of
 from equivtest.isolate.losses import loss_in_chunks
 from equivtest.isolate.padding import where_padding_leaks
-from equivtest.isolate.probe import Entry, first_coupling
+from equivtest.isolate.probe import Entry, couples_in_loss, first_coupling
 from equivtest.isolate.scene import Scene
 
 MOST = 4
@@ -184,10 +184,11 @@ class _Search:
         return first_coupling(self.lab, self._on_the_lab(isolations), names)
 
     def _loss(self) -> Isolation | None:
-        """The loss, if nothing else is left where examples can meet."""
-        if self.lab.batch_layouts is None:
+        """The loss, if nothing else is left where examples can meet, and they do."""
+        layouts = self.lab.batch_layouts
+        if layouts is None or not couples_in_loss(self.lab, self._on_the_lab(self.found)):
             return None
-        loss = LossCoupling(self.lab.batch_layouts, self._anatomy)
+        loss = LossCoupling(layouts, self._anatomy)
         return loss if self._separable([*self.found, loss]) else None
 
     def _options(self, entry: Entry) -> Iterator[ModuleCoupling]:

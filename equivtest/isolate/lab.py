@@ -35,9 +35,10 @@ Chunks = tuple[tuple[int, ...], ...]
 
 @dataclass(frozen=True)
 class Seen:
-    """One forward: the modules' calls, and the counts of the loss by term."""
+    """One forward: the modules' calls, and totals and counts of the loss by term."""
 
     calls: tuple[Call, ...]
+    totals: dict[str, float]
     counts: dict[str, float]
 
 
@@ -102,10 +103,12 @@ class Lab:
         """Of ``chunks`` in one batch; a single one is a microbatch by itself."""
         with self._running(chunks, isolations) as run, watching(run.module) as calls:
             made, terms = run.bench.losses(self.batch(run.ids) if batch is None else batch)
-        counts = {
-            t: float(loss.count) for t, loss in zip(terms, made, strict=True) if t is not None
-        }
-        return Seen(tuple(calls), counts)
+        named = {t: loss for t, loss in zip(terms, made, strict=True) if t is not None}
+        return Seen(
+            tuple(calls),
+            {term: float(loss.total.detach()) for term, loss in named.items()},
+            {term: float(loss.count) for term, loss in named.items()},
+        )
 
     def gradient(
         self,

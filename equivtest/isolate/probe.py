@@ -20,7 +20,7 @@ from equivtest.distance import wide
 from equivtest.isolate.axes import Layout, fits
 from equivtest.isolate.cutting import Anatomy
 from equivtest.isolate.isolation import Isolation
-from equivtest.isolate.lab import Lab
+from equivtest.isolate.lab import Lab, Seen
 from equivtest.isolate.watch import Call, by_key, tensors
 
 REPLACED = 3
@@ -72,6 +72,39 @@ def first_coupling(
         if mixed and not rows.mixes(call, "inputs", where.inputs):
             return Entry(call.name, call.kind)
     return None
+
+
+def couples_in_loss(lab: Lab, isolations: Sequence[Isolation] = ()) -> bool:
+    """What one example is replaced by changes what another's replacement does to the loss.
+
+    A mean over the batch, or a term that each batch adds once, is no sum over examples either, and
+    no two of them meet in it.
+    """
+    base = list(lab.examples)
+    replacing = {at: ids[0][at] for at in range(len(base)) if (ids := _with_another(lab, at))}
+
+    def seen(*replaced: int) -> Seen:
+        ids = [replacing[at] if at in replaced else i for at, i in enumerate(base)]
+        return lab.forward([(i,) for i in ids], isolations)
+
+    none = seen()
+    one = {at: seen(at) for at in list(replacing)[:REPLACED]}
+    return any(_interact(none, one[a], one[b], seen(a, b)) for a, b in combinations(one, 2))
+
+
+def _interact(none: Seen, a: Seen, b: Seen, both: Seen) -> bool:
+    """The two replacements' effects do not add up in some term, times its count neither."""
+    runs = (both, a, b, none)
+    for term in none.totals:
+        sums = [run.totals[term] for run in runs]
+        means = [run.totals[term] * run.counts[term] for run in runs]
+        if not any(_cancels(*four) for four in (sums, means)):
+            return True
+    return False
+
+
+def _cancels(both: float, a: float, b: float, none: float) -> bool:
+    return abs(both - a - b + none) <= 4 * MOVED * max(map(abs, (both, a, b, none)))
 
 
 def _is_in(name: str, module: str) -> bool:

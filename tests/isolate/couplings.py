@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from scenes import PADDING, WIDTH, WORDS, around
+from scenes import PADDING, WIDTH, WORDS, around, squares
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -138,6 +138,18 @@ def by_the_mean(model: nn.Module, batch: Any) -> Loss:
     x, y = batch
     residual = model(x) - y
     return Loss((residual - residual.mean()).square().sum(), count=len(x))
+
+
+def of_the_mean(model: nn.Module, batch: Any) -> Loss:
+    """A mistake: a mean where the sum is asked for."""
+    x, y = batch
+    return Loss((model(x) - y).square().mean(), count=len(x))
+
+
+def decayed(model: nn.Module, batch: Any) -> Loss:
+    """A mistake: a term of the parameters that each microbatch adds once more."""
+    fit, decay = squares(model, batch), sum(p.square().sum() for p in model.parameters())
+    return Loss(fit.total + decay, count=fit.count)
 
 
 class Lines(nn.Module):

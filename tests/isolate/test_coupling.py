@@ -18,7 +18,9 @@ from couplings import (
     Towers,
     balanced,
     by_the_mean,
+    decayed,
     negatives,
+    of_the_mean,
 )
 from scenes import a_scene, an_experiment, around, explained, on_lines, on_vectors, squares, vectors
 from torch import Tensor, nn
@@ -88,6 +90,14 @@ def test_nothing_is_found_where_examples_do_not_meet(model: str) -> None:
     else:
         experiment = on_lines(CORRECT_ON_LINES[model])
     assert coupling.detect(a_scene(experiment), ()) == []
+
+
+@pytest.mark.parametrize("loss", [of_the_mean, decayed])
+def test_a_total_that_is_no_sum_couples_no_examples(loss: Any) -> None:
+    """The split is wrong, and by a mistake of the experiment: no source may excuse it."""
+    found = explained(on_vectors(around, loss))
+    assert not found.within
+    assert not found.rows
 
 
 def test_code_between_modules_is_isolated_without_them() -> None:
