@@ -8,7 +8,7 @@ row, heads beside the batch), the examples come one after the other (major) or i
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -32,6 +32,13 @@ class Layout:
     axes: tuple[int, ...] = ()
     minor: bool = False
     known: bool = True
+
+    def interleaved(self) -> Layout:
+        """The same with examples that take turns where they are folded into an axis.
+
+        Shapes do not tell these two apart.
+        """
+        return replace(self, minor=True)
 
     @property
     def shared(self) -> bool:

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from itertools import product
 from typing import Any
 
 from equivtest.compare.cause import Cause
@@ -188,17 +189,17 @@ class _Search:
         layouts = self.lab.batch_layouts
         if layouts is None or not couples_in_loss(self.lab, self._on_the_lab(self.found)):
             return None
-        loss = LossCoupling(layouts, self._anatomy)
-        return loss if self._separable([*self.found, loss]) else None
+        losses = [LossCoupling(layouts, anatomy) for anatomy in self._anatomies]
+        return next((one for one in losses if self._separable([*self.found, one])), None)
 
     def _options(self, entry: Entry) -> Iterator[ModuleCoupling]:
-        """The module's own code, then all of it, then modules around it; for each way to put
-        tensors without rows together."""
+        """The module's own code, then all of it, then modules around it; for each way in which
+        examples may be folded, and to put tensors without rows together."""
         terms = list(self.lab.scene.counts)
         taken = {one.name for one in self.found if isinstance(one, ModuleCoupling)}
-        anatomy = self._anatomy
-        for name, inside in _places(entry.name, anatomy):
-            if name in taken or name not in anatomy:
+        for (name, whole), anatomy in product(_places(entry.name), self._anatomies):
+            inside = _inside(name, anatomy) if whole else None
+            if name in taken or name not in anatomy or (whole and not inside):
                 continue
             shared = any(one.shared for call in anatomy[name] for one in call.outputs)
             for weighing in (*terms, EXAMPLES, SUM) if shared else terms[:1]:
@@ -206,12 +207,13 @@ class _Search:
                 yield ModuleCoupling(name, anatomy[name], inside, weighing, self._counts, where)
 
     @property
-    def _anatomy(self) -> dict[str, tuple[Anatomy, ...]]:
-        """Of each module's calls, in order."""
+    def _anatomies(self) -> Iterator[dict[str, tuple[Anatomy, ...]]]:
+        """Of each module's calls, in order: examples one after the other, and in turns."""
         found: dict[str, tuple[Anatomy, ...]] = {}
         for (name, _), one in sorted(self.lab.anatomy.items()):
             found[name] = (*found.get(name, ()), one)
-        return found
+        yield found
+        yield {name: tuple(one.interleaved() for one in calls) for name, calls in found.items()}
 
     def _where(self, entry: Entry, isolated: str) -> str:
         kind = type(self.lab.scene.bench.module.get_submodule(isolated)).__name__
@@ -235,20 +237,23 @@ class _Search:
         ]
 
 
-def _places(
-    name: str, anatomy: Mapping[str, Sequence[Anatomy]]
-) -> Iterator[tuple[str, dict[str, Sequence[Anatomy]] | None]]:
+def _places(name: str) -> Iterator[tuple[str, bool]]:
     """A module with those in it left whole, then without, then those around it, the model last."""
-    prefix = f"{name}." if name else ""
-    inside = {
-        n.removeprefix(prefix): a for n, a in anatomy.items() if n != name and n.startswith(prefix)
-    }
-    if inside:
-        yield name, inside
+    yield name, True
     while name:
-        yield name, None
+        yield name, False
         name = name.rpartition(".")[0]
-    yield "", None
+    yield "", False
+
+
+def _inside(name: str, anatomy: Mapping[str, Sequence[Anatomy]]) -> dict[str, Sequence[Anatomy]]:
+    """Of the modules in it, by name within it."""
+    prefix = f"{name}." if name else ""
+    return {
+        other.removeprefix(prefix): calls
+        for other, calls in anatomy.items()
+        if other != name and other.startswith(prefix)
+    }
 
 
 def _position(part: tuple[int, ...], whole: tuple[int, ...]) -> int | None:

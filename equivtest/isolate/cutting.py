@@ -31,6 +31,11 @@ class Anatomy:
     inputs: tuple[Layout, ...]
     outputs: tuple[Layout, ...]
 
+    def interleaved(self) -> Anatomy:
+        """With examples that take turns where they are folded into an axis."""
+        both = ((each.interleaved() for each in side) for side in (self.inputs, self.outputs))
+        return Anatomy(*map(tuple, both))
+
 
 @contextmanager
 def in_chunks(

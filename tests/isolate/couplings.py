@@ -20,6 +20,19 @@ class Centred(nn.Module):
         return x - x.mean(0)
 
 
+class InTurns(nn.Module):
+    """Three steps of each example as rows, the examples taking turns, less their mean."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.middle = Centred()
+
+    def forward(self, x: Tensor) -> Tensor:
+        steps = torch.stack([x, 2 * x.tanh(), x.sin()])  # steps, examples, features
+        rows = self.middle(steps.flatten(0, 1))
+        return rows.unflatten(0, (3, len(x))).square().sum(0)
+
+
 class Spread(nn.Module):
     """Standard deviation of the batch by feature: no rows of its own."""
 

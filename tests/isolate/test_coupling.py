@@ -11,6 +11,7 @@ from couplings import (
     CORRECT_ON_VECTORS,
     Centred,
     CentredBetween,
+    InTurns,
     Lines,
     Mixture,
     Scores,
@@ -41,6 +42,10 @@ EXPERIMENTS = {
     "not linear statistics": (
         on_vectors(lambda: around(Standardised())),
         "first at `1.spread` (Spread), isolated as all of `1` (Standardised)",
+    ),
+    "rows of examples in turns": (
+        on_vectors(lambda: around(InTurns())),
+        "first at `1.middle` (Centred)",
     ),
     "balance as a result": (
         on_vectors(lambda: Mixture(False), balanced),
