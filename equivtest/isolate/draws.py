@@ -131,7 +131,8 @@ def _integers(a: Arguments, u: Tensor) -> Tensor:
 def _poisson(a: Arguments, u: Tensor) -> Tensor:
     """The smallest k with ``P(X <= k) > u``, by halving: ``P(X <= k) = Q(k + 1, rate)``."""
     rate = a["self"].double()
-    low, high = -torch.ones_like(rate), torch.ceil(rate + 40 * torch.sqrt(rate) + 40)
+    most = torch.ceil(rate + 40 * torch.sqrt(rate) + 40).clamp(max=2.0**FLOAT64_BITS)
+    low, high = -torch.ones_like(rate), most
     while bool(((high - low) > 1).any()):
         middle = torch.floor((low + high) / 2)
         above = torch.special.gammaincc(middle + 1, rate) > u

@@ -42,7 +42,7 @@ class Keyed(TorchDispatchMode):
     Args:
         ids: the examples of the batch, in order.
         key: of all numbers (seed and update).
-        only: the one draw that is made; the others give the middle of their distribution.
+        layouts: how draws hold the batch; no number is by example without.
 
     Attributes:
         sizes: of the field of each draw, in order.
@@ -57,13 +57,12 @@ class Keyed(TorchDispatchMode):
         ids: Sequence[int],
         key: tuple[int, ...],
         layouts: Layouts | None = None,
-        only: Site | None = None,
     ) -> None:
         super().__init__()
         self._modules = {
             id(m): Module(name, type(m).__name__) for name, m in module.named_modules()
         }
-        self._ids, self._key, self._layouts, self._only = tuple(ids), key, layouts, only
+        self._ids, self._key, self._layouts = tuple(ids), key, layouts
         self._open: list[nn.Module] = []
         self._calls: Counter[Module] = Counter()
         self._drawn: dict[bytes, tuple[Site, tuple[int, ...]]] = {}
@@ -173,8 +172,6 @@ class Keyed(TorchDispatchMode):
     def _uniforms(
         self, site: Site, ids: Sequence[int], device: torch.device, size: torch.Size, bits: int
     ) -> Tensor:
-        if self._only is not None and site != self._only:
-            return torch.full(size, 0.5, dtype=torch.float64, device=device)
         key = key_of(*self._key, site.module.path, site.call)
         at = [index.to(device) for index in self._coordinates(site, ids, size)]
         return uniforms(key, at, bits)

@@ -9,7 +9,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-Order = Literal["major", "minor"]
+Order = Literal["major", "minor", "alike"]
 
 
 class NoLayoutError(ValueError):
@@ -25,7 +25,8 @@ class Layout:
             the whole batch, say).
         order: ``major`` where an example's entries follow each other (index ``b * c + j``: heads
             folded into the batch), ``minor`` where the examples take turns (``j * N + b``: a batch
-            that was second, flattened). The same where an example has one entry.
+            that was second, flattened). The same where an example has one entry. ``alike`` gives
+            all entries of all examples one number.
     """
 
     axis: int | None
@@ -130,6 +131,8 @@ def _rows(
     size: int, order: Order, ids: Sequence[int], from_end: bool, unpadded: Sequence[int] | None
 ) -> tuple[Tensor, Tensor]:
     """The example of each index along its axis, and its entry within the example."""
+    if order == "alike":
+        return torch.zeros(size, dtype=torch.int64), torch.zeros(size, dtype=torch.int64)
     each, left = divmod(size, len(ids)) if ids else (0, size)
     padded = left == 0 and (unpadded is None or each >= max(unpadded))
     if not padded:

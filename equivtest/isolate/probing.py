@@ -102,13 +102,18 @@ class _Probe:
         if not folded:
             return layouts
         most = max(self.lengths, key=lambda i: sum(held.get(i, 0) for held in folded.values()))
-        told = self._told(_in_orders(layouts, list(folded)), partial(self._symmetric, most))
+        fits = partial(self._symmetric, most)
+        together = [_with_orders(layouts, dict.fromkeys(folded, order)) for order in ORDERS]
+        told = self._told(together, fits)
         if told is not None:
             return told
+        alike = _with_orders(layouts, dict.fromkeys(layouts.by_site, "alike"))
         for site in folded:
-            fits = partial(self._symmetric, most, only=site)
-            told = self._told(_in_orders(layouts, [site]), fits)
-            layouts = told or _doubting(layouts, f"{site.module}: {NO_ORDER}")
+            told = self._told([_with_orders(alike, {site: order}) for order in ORDERS], fits)
+            if told is None:
+                layouts = _doubting(layouts, f"{site.module}: {NO_ORDER}")
+            else:
+                layouts = _with_orders(layouts, {site: told.by_site[site].order})
         return layouts
 
     def _told(
@@ -122,13 +127,9 @@ class _Probe:
                 break
         return left[0] if left else None
 
-    def _symmetric(
-        self, one: int, layouts: Layouts, attempt: int, only: Site | None = None
-    ) -> bool:
+    def _symmetric(self, one: int, layouts: Layouts, attempt: int) -> bool:
         """Which of three copies of an example draws which numbers does not matter."""
-        loss, turned = (
-            self._loss([one] * 3, layouts, attempt, keys, only) for keys in (_KEYS, _TURNED)
-        )
+        loss, turned = (self._loss([one] * 3, layouts, attempt, keys) for keys in (_KEYS, _TURNED))
         return abs(turned - loss) <= ROUNDING * abs(loss)
 
     def _anchored(self, layouts: Layouts) -> Layouts:
@@ -160,10 +161,8 @@ class _Probe:
         layouts: Layouts,
         attempt: int,
         keys: Sequence[int] | None = None,
-        only: Site | None = None,
     ) -> float:
-        key = (*self.key, attempt)
-        with Keyed(self.module, keys or examples, key, layouts, only):
+        with Keyed(self.module, keys or examples, (*self.key, attempt), layouts):
             return self.forward(examples)
 
 
@@ -176,14 +175,6 @@ def _longer(group: Keyed, site: Site, axis: int, examples: int) -> bool:
     return len(size) > axis and size[axis] > examples
 
 
-def _in_orders(layouts: Layouts, sites: Sequence[Site]) -> list[Layouts]:
-    return [
-        replace(
-            layouts,
-            by_site={
-                site: replace(layout, order=order) if site in sites else layout
-                for site, layout in layouts.by_site.items()
-            },
-        )
-        for order in ORDERS
-    ]
+def _with_orders(layouts: Layouts, orders: Mapping[Site, Order]) -> Layouts:
+    ordered = {s: replace(layouts.by_site[s], order=order) for s, order in orders.items()}
+    return replace(layouts, by_site={**layouts.by_site, **ordered})

@@ -241,6 +241,11 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
     "folded both ways": lambda: Between(
         nn.Sequential(Through(nn.Dropout(P), folded), Through(nn.Dropout(P), folded_second))
     ),
+    "folded both ways, behind a coin": lambda: Between(
+        nn.Sequential(
+            nn.Dropout(0.5), Through(nn.Dropout(P), folded_second), Through(nn.Dropout(P), folded)
+        )
+    ),
     "without padding": WithoutPadding,
     "attention": lambda: Between(Attention()),
     "MultiheadAttention": lambda: MultiHead(batch_first=True, need_weights=False),

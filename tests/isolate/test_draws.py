@@ -145,6 +145,11 @@ def test_rrelu_keeps_what_is_positive_and_its_noise() -> None:
     assert abs(slopes.mean() - 11 / 48) < SIGMAS * (5 / 24) / math.sqrt(12 * N / 2)
 
 
+def test_a_rate_that_overflowed_ends() -> None:
+    drawn = keyed(lambda: torch.poisson(torch.tensor([1.0, math.inf, math.nan])))
+    assert drawn[1] > 2**50
+
+
 def test_what_draws_nothing_stays() -> None:
     x = torch.randn(3, 4, dtype=torch.float64)
     assert torch.equal(keyed(lambda: torch.native_dropout(x, 0.5, False)[0]), x)
