@@ -238,7 +238,7 @@ class Whole:
         fixed = self._fixed_parts()
         try:
             single = self.cut(self._parts_of(1))
-        except (RuntimeError, ValueError):
+        except (RuntimeError, ValueError, torch.jit.Error):
             # torch refuses a single example (BatchNorm1d in training mode)
             return self.cut(fixed).scale, True
         # A loss over pairs is zero on single examples: then the whole gradient is what to go by.

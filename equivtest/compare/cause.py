@@ -95,9 +95,9 @@ class Cause(StrEnum):
     BATCHNORM = (
         "source.batchnorm",
         "BatchNorm takes its statistics from a microbatch where the large batch takes them from "
-        "all of its examples. It is no mistake of the loop, and moves the running statistics once "
-        "a microbatch as well: keep the microbatch size when you compare runs, freeze the "
-        "statistics, or use a normalisation by example (GroupNorm).",
+        "all of its examples. It is no mistake of the loop: keep the microbatch size when you "
+        "compare runs, freeze the statistics, or use a normalisation by example (GroupNorm). "
+        "Running statistics move once a microbatch too, so the same momentum forgets sooner.",
     )
     DROPOUT = (
         "source.dropout",

@@ -108,6 +108,8 @@ def standing_in(model: nn.Module) -> Iterator[list[tuple[str, nn.Module]]]:
 
     with ExitStack() as hooks:
         for name, module in model.named_modules():
+            if isinstance(module, torch.jit.ScriptModule):
+                continue  # takes no hooks, and calls nothing that Python sees
 
             def enter(module: nn.Module, _: Any, name: str = name) -> None:
                 within.append((name, module))

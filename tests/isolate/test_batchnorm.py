@@ -7,6 +7,7 @@ from typing import Any
 
 import normalised as made
 import pytest
+import torch
 from normalised import CUBE, FLAT, IMAGE, LINE, an_experiment, cube, dense, image, line
 from torch import nn
 
@@ -86,6 +87,11 @@ KINDS: dict[str, tuple[Any, Any, str]] = {
         lambda: made.Checkpointed(reentrant=True),
         LINE,
         "first at `blocks.0.1` (BatchNorm1d), and 2 more",
+    ),
+    "before a scripted layer": (
+        lambda: dense(nn.BatchNorm1d(8), torch.jit.script(nn.Linear(8, 8))),
+        FLAT,
+        "first at `1` (BatchNorm1d)",
     ),
     "half frozen": (
         lambda: made.FreezesItself(both=False),
