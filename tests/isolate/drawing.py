@@ -279,6 +279,26 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
 }
 
 
+LAYERS: tuple[Callable[[], nn.Module], ...] = (
+    lambda: nn.Dropout(0.5),
+    nn.RReLU,
+    lambda: nn.AlphaDropout(P),
+    lambda: nn.LayerNorm(WIDTH),
+    lambda: Through(nn.Dropout(P), folded),
+    lambda: Through(nn.Dropout(P), folded_second),
+    lambda: Through(nn.Dropout(P), second),
+    lambda: Through(nn.Dropout1d(P), channels(1)),
+    lambda: noise(F.gumbel_softmax),
+    lambda: noise(lambda x: x + torch.randn_like(x)),
+    lambda: Depth(by_example=True),
+    lambda: Depth(by_example=False),
+    lambda: Chosen(2, replacement=True),
+    LayerDrop,
+    DroppedWeights,
+)
+"""Of tokens, in any order."""
+
+
 class Checkpointed(nn.Module):
     """The blocks of a stack, each computed again in backward; the outer ones within another."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from drawing import MODELS, Between, Checkpointed, LayerDrop, OwnGenerator, P, noise
+from drawing import LAYERS, MODELS, Between, Checkpointed, LayerDrop, OwnGenerator, P, noise
 from forwards import SEED, WIDTH, Setup, apart, lines
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -65,6 +66,23 @@ def test_a_split_and_its_padding_move_no_number(name: str) -> None:
     # A coin or two may fall alike: in any of some updates, and under any of some seeds.
     for keys in ([(SEED, u) for u in range(1, 6)], [(seed, 0) for seed in range(5)]):
         assert any(apart(one.gradient(WHOLE, layouts, key), whole) > OTHER_NUMBERS for key in keys)
+
+
+@pytest.mark.parametrize("left", [False, True])
+@pytest.mark.parametrize("stack", range(5))
+def test_neither_does_any_stack_of_layers(stack: int, left: bool) -> None:
+    drawn = random.Random(2 * stack + left)
+    torch.manual_seed(stack)
+    layers = [drawn.choice(LAYERS)() for _ in range(5)]
+    lengths = [*(drawn.randint(1, 7) for _ in range(4)), 8]
+    one = Setup(Between(nn.Sequential(*layers)), lines(lengths), left=left)
+    layouts = one.layouts()
+    assert layouts.odd == ()
+    whole = one.gradient(WHOLE, layouts)
+    found = [apart(one.gradient(parts, layouts), whole) for parts in SPLITS]
+    one.pad = 2
+    found.append(apart(one.gradient(WHOLE, layouts), whole))
+    assert max(found) <= ROUNDING
 
 
 @pytest.mark.parametrize("name", ["Dropout", "folded, batch second", "LSTM, batch second"])
