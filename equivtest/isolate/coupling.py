@@ -143,12 +143,15 @@ class RowsOfTheWhole(Isolation):
 
 
 def detect(scene: Scene, found: Sequence[Isolation]) -> list[Isolation]:
-    """What couples the group's examples, beside BatchNorm."""
+    """What couples the group's examples, beside BatchNorm.
+
+    A loss that is a mean is no coupling but not what an experiment's loss must be.
+    """
     if len(scene.chunks) < 2:
         return []
     for lab in (Lab.few(scene), Lab.more(scene)):
         if len(lab.chunks) > 1 and not lab.separable(()):
-            return _Search(lab).run()
+            return [] if lab.averages() else _Search(lab).run()
     return []
 
 

@@ -129,6 +129,20 @@ class Lab:
         ]
         return alike(added(parts), self.gradient(self.chunks, isolations))
 
+    def averages(self) -> bool:
+        """The gradient of the chunks in one batch is the mean of the chunks' own.
+
+        Over examples or over the supervised elements of a term: the loss is a mean, not a sum.
+        """
+        whole = self.gradient(self.chunks)
+        parts = [self.gradient([chunk]) for chunk in self.chunks]
+        return any(alike(added(parts, weights), whole) for weights in self._mean_weights())
+
+    def _mean_weights(self) -> Iterator[list[float]]:
+        yield shares([len(chunk) for chunk in self.chunks])
+        for term in self.scene.counts:
+            yield shares([self.chunk_counts[chunk].get(term, 0.0) for chunk in self.chunks])
+
     def part_batches(self, isolations: Sequence[Isolation]) -> list[Any]:
         """The batch of each chunk by itself."""
         whole = self.batch(self.examples)
@@ -219,11 +233,18 @@ def _layouts(made: Sequence[Sequence[Tensor]]) -> tuple[Layout, ...] | None:
     return tuple(layout([leaf.shape for leaf in leaves]) for leaves in zip(*made, strict=True))
 
 
-def added(parts: Sequence[Sequence[Tensor | None]]) -> list[Tensor | None]:
+def added(
+    parts: Sequence[Sequence[Tensor | None]], weights: Sequence[float] | None = None
+) -> list[Tensor | None]:
     total: list[Tensor | None] = [None] * len(parts[0])
-    for part in parts:
-        accumulate(total, part)
+    for part, weight in zip(parts, weights or [1.0] * len(parts), strict=True):
+        accumulate(total, part, weight)
     return total
+
+
+def shares(sizes: Sequence[float]) -> list[float]:
+    """Each over their sum."""
+    return [size / (sum(sizes) or 1.0) for size in sizes]
 
 
 def alike(a: Sequence[Tensor | None], b: Sequence[Tensor | None]) -> bool:
