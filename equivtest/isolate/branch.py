@@ -114,11 +114,21 @@ def _as_one(decision: Decision, parts: Sequence[Decision], sizes: Sequence[int])
         found = find(whole, own, sizes)
         if found is None:
             return None
-        together = found.joined(own)
-        if together.shape != whole.shape:
-            return None
-        joined.append(together)
+        joined.append(found.joined(list(map(_over, found.cut(whole), own))))
     return tuple(joined)
+
+
+def _over(whole: Tensor, own: Tensor) -> Tensor:
+    """A microbatch's own values in place of those it has in the large batch.
+
+    Padded to its own longest example it is shorter: what lies beyond stays.
+    """
+    result = whole.clone()
+    block = result
+    for axis, size in enumerate(map(min, whole.shape, own.shape)):
+        block, own = block.narrow(axis, 0, size), own.narrow(axis, 0, size)
+    block.copy_(own)
+    return result
 
 
 def _snapped(inputs: Sequence[Tensor], imposed: Sequence[Tensor]) -> Inputs:

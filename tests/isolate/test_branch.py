@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 import torch
-from couplings import Centred
-from scenes import WIDTH, a_scene, around, explained, on_vectors
+from couplings import Centred, Lines
+from scenes import WIDTH, a_scene, around, explained, on_lines, on_vectors
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -86,6 +86,16 @@ def test_no_branch_is_found_where_none_flips(act: Any) -> None:
 def test_what_differs_by_more_than_rounding_is_no_tie() -> None:
     found = explained(on_vectors(lambda: around(Centred(), nn.ReLU())))
     assert [row.source for row in found.rows if row.claimed] == ["source.coupling"]
+
+
+def test_a_shorter_microbatch_is_put_where_its_own_positions_are() -> None:
+    whole = torch.tensor([[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]])
+    own = torch.tensor([[-1.0, -2.0], [-4.0, -5.0]])
+    assert branch._over(whole, own).tolist() == [[-1, -2, 3], [-4, -5, 6]]
+
+
+def test_lines_padded_to_other_lengths_are_compared() -> None:
+    assert branch.detect(a_scene(on_lines(lambda: Lines(middle=nn.ReLU))), ()) == []
 
 
 def test_imposing_is_limited_to_rounding() -> None:
