@@ -21,7 +21,7 @@ from torch.utils.checkpoint import checkpoint
 from equivtest import Experiment, Loss, Plan, plans
 
 FULL = os.environ.get("EQUIVTEST_FULL") == "1"
-PLANS = plans(16, max_D=4) if FULL else [Plan(4, 2, 2)]
+PLANS = [p for p in plans(16, max_D=4) if p.m < 16] if FULL else [Plan(4, 2, 2)]
 PRECISIONS = ["fp64", "fp32", "bf16-mixed"] if FULL else ["fp32"]
 RECOMPUTED = ["re-entrant", "not re-entrant"]
 

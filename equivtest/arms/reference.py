@@ -135,12 +135,15 @@ class Reference:
     ) -> Cut:
         """The plan's microbatches in float64: plans that cut the same ones share it.
 
-        Such plans differ in the order of a sum. Where a forward may leave something for the next
-        one, each plan is replayed in its own order; where it drew random numbers, with those that
-        the candidate's microbatches ``seen`` drew: a rare draw may change one update only.
+        Such plans differ in the order of a sum. A group of one microbatch is not cut at all. Where
+        a forward may leave something for the next one, each plan is replayed in its own order;
+        where it drew random numbers, with those that the candidate's microbatches ``seen`` drew: a
+        rare draw may change one update only.
         """
         oracle = self.oracle(group, start)
         group = rounds(self.bench64.module, group)
+        if [ids for replica in group.ids for ids in replica if ids] == [group.flat]:
+            return oracle.cut((group.flat,))
         if oracle.drew or any(m.rng is not None for replica in seen for m in replica):
             return self._replayed64(group, start, seen)
         if not any(start.buffers):

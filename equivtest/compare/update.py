@@ -418,7 +418,8 @@ class _UpdateJudge:
             scale=self.replay.loss_sum,
             oracle=None if c is None else self.oracle.loss,
             large=None if c is None else self.large.loss,
-            split_right=c is None or not c.split_failures,
+            # Of one microbatch, which no cut changes, the oracle draws numbers of its own.
+            split_right=c is None or not (c.split_failures or c.drew or self._drew),
         )
         findings, notes = beside.losses(self.u, values, self.case.precision)
         if findings and c is not None:

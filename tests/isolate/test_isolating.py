@@ -81,6 +81,13 @@ def test_a_case_without_sources_has_none(isolate: str) -> None:
     assert not replace(verdict, expect=("source.batchnorm",)).passed
 
 
+@pytest.mark.parametrize("layer", [nn.BatchNorm1d, nn.Dropout])
+def test_a_group_that_is_not_cut_has_no_source(layer: type[nn.Module]) -> None:
+    made = an_experiment(layer)
+    verdict = equivtest.check(made, Plan(16, 1, 1), precision="fp64", isolate="always")
+    assert (verdict.status, verdict.causes) == ("equivalent", ()), verdict.explain()
+
+
 def test_never_leaves_it_unexplained() -> None:
     verdict = check(normalised, isolate="never", expect="source.batchnorm")
     assert (verdict.status, verdict.causes, verdict.passed) == ("unexplained", (), False)
