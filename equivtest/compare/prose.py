@@ -178,7 +178,13 @@ def _cells(row: TensorRow) -> tuple[str, ...]:
 
 
 def _why(verdict: Verdict) -> list[str]:
-    texts = [finding_text(finding) for finding in verdict.findings[:_FINDINGS]]
+    several = len(verdict.causes) > 1
+    texts = [
+        f"({finding.cause}) {finding_text(finding)}"
+        if several and finding.cause
+        else finding_text(finding)
+        for finding in verdict.findings[:_FINDINGS]
+    ]
     more = len(verdict.findings) - _FINDINGS
     if more > 0:
         texts.append(f"and {figures.several(more, 'more finding')}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from equivtest.compare.cause import Cause, is_source
+from equivtest.compare.cause import Cause
 from equivtest.compare.gradient import AgainstOracle, AgainstReplay
 from equivtest.compare.tolerance import WEIGHT_SIGMAS
 from equivtest.compare.verdict import Finding
@@ -26,9 +26,9 @@ ORDER = (
     Cause.PARAMETERS,
     Cause.BUFFERS,
     Cause.LOSS,
-    *(cause for cause in Cause if is_source(cause)),
 )
-"""Findings that tell most come first: a later one is often a consequence of an earlier."""
+"""Findings that tell most come first: a later one is often a consequence of an earlier. Sources
+follow in the order of their shares."""
 
 MEAN_LIKE = 0.2
 """How far, relatively, the parts' summed losses may be from as many times the whole's and still be

@@ -104,7 +104,7 @@ class _Explaining:
             SourceRow(s, share, self._where(s), s in told.claimed)
             for s, share in told.shares.items()
         )
-        claimed = [row for row in rows if row.claimed]
+        claimed = sorted((row for row in rows if row.claimed), key=lambda row: -row.share)
         findings = tuple(self._finding(row, together, row is claimed[0]) for row in claimed)
         return self._explained(together, told, rows, findings, rest)
 
@@ -232,12 +232,11 @@ class _Explaining:
     def _finding(self, row: SourceRow, together: frozenset[str], first: bool) -> Finding:
         """Where a source enters and its share; with the first of them, what isolation leaves."""
         u = self.scene.group.update
-        places = [row.source] if len(together) > 1 else []
-        places += [row.where] if row.where else []
+        where = f"{row.where}: " if row.where else ""
         against = "; negative: while others are left on, isolating it takes the two further apart"
         text = (
-            f"{', '.join(places)}{': ' if places else ''}{row.share:.2%} of the squared distance "
-            f"between split and large batch in update {u}{against if row.share < 0 else ''}"
+            f"{where}{row.share:.2%} of the squared distance between split and large batch in "
+            f"update {u}{against if row.share < 0 else ''}"
         )
         text += "".join(f". {source.text}" for source in self._behind(row.source))
         if not first:

@@ -141,7 +141,7 @@ def _findings(findings: Iterable[Finding]) -> Iterable[FindingView]:
         yield FindingView(
             cause=finding.cause,
             text=finding.text,
-            where=", ".join(places(finding)),
+            where=", ".join(part for part in places(finding) if part not in finding.text),
             judged=judged,
             happened=what_happened(finding.cause) if new else "",
             change=what_to_change(finding.cause) if new else "",
