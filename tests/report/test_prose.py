@@ -25,7 +25,7 @@ def test_a_fault_says_what_why_what_to_change_and_the_numbers_in_this_order() ->
         text.index(part)
         for part in (
             ": m4-A2-D2 in fp32: The accumulated, reduced gradient is not",
-            "Evidence: update 0, rank 0, embedding.weight: 8 of 8 tensors",
+            "Evidence: (differs.gradient) update 0, rank 0, embedding.weight: 8 of 8",
             "What to change: The tensors beyond tolerance",
             "(clip.missing) The experiment clips",
             "Worst tensors (8 of 8 rows beyond tolerance):",
