@@ -25,7 +25,7 @@ from equivtest.compare.telling import telling
 from equivtest.compare.update import Judged, judge_update
 from equivtest.compare.verdict import Failure, Finding, Status, TensorRow, Verdict
 from equivtest.experiment import Experiment
-from equivtest.isolate.isolating import Explained, remainder, source_rows
+from equivtest.isolate.explained import Explained, remainder, source_rows
 from equivtest.observe.trace import Tensors, Trace
 from equivtest.pool import Seat
 

@@ -13,7 +13,7 @@ from equivtest.compare.continuity import same_values
 from equivtest.compare.gradient import AgainstOracle, AgainstReplay
 from equivtest.compare.verdict import TensorRow, UpdateRow
 from equivtest.distance import MaybeTensors, norm
-from equivtest.isolate.isolating import Explained
+from equivtest.isolate.explained import Explained
 from equivtest.observe.trace import UpdateTrace
 from equivtest.plan import GroupLayout
 

@@ -34,7 +34,8 @@ from equivtest.compare.verdict import Finding, TensorRow, UpdateRow
 from equivtest.compare.weights import Weights, fit
 from equivtest.distance import MaybeTensors, finite, norm
 from equivtest.isolate import scaler_skip
-from equivtest.isolate.isolating import Explained, explain
+from equivtest.isolate.explained import Explained
+from equivtest.isolate.explaining import explain
 from equivtest.isolate.loop_sums import loop_sums
 from equivtest.isolate.scaler_skip import Arms
 from equivtest.isolate.sums import LoopSums, in_another_order, reproduced

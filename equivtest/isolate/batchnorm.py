@@ -14,11 +14,11 @@ import torch
 from torch import Tensor
 
 from equivtest.compare.cause import Cause
+from equivtest.isolate.cut.parts import Parts, find
 from equivtest.isolate.isolation import Isolation, Run
 from equivtest.isolate.normalising import Use, normalising
-from equivtest.isolate.parts import Parts, find
+from equivtest.isolate.probe.still import still
 from equivtest.isolate.scene import Scene
-from equivtest.isolate.still import still
 from equivtest.observe.rng import RandomState
 
 Chunks = tuple[tuple[int, ...], ...]

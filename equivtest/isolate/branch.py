@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 
 from equivtest.compare.cause import Cause
+from equivtest.isolate.cut.parts import find
 from equivtest.isolate.deciding import Decision, deciding, flipped
 from equivtest.isolate.isolation import Isolation, Run, entered
-from equivtest.isolate.parts import find
 from equivtest.isolate.scene import Scene
 
 ROUNDING = 2.0**-30

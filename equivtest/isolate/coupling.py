@@ -15,13 +15,13 @@ from itertools import product
 from typing import Any
 
 from equivtest.compare.cause import Cause
-from equivtest.isolate.axes import Layout
-from equivtest.isolate.cutting import Anatomy, NotCuttable, in_chunks
+from equivtest.isolate.cut.axes import Layout
+from equivtest.isolate.cut.losses import loss_in_chunks
+from equivtest.isolate.cut.modules import Anatomy, NotCuttable, in_chunks
 from equivtest.isolate.isolation import Isolation, Run
-from equivtest.isolate.lab import Lab, rows_of
-from equivtest.isolate.losses import loss_in_chunks
-from equivtest.isolate.padding import where_padding_leaks
-from equivtest.isolate.probe import Entry, couples_in_loss, first_coupling
+from equivtest.isolate.probe.entry import Entry, couples_in_loss, first_coupling
+from equivtest.isolate.probe.lab import Lab, rows_of
+from equivtest.isolate.probe.padding import where_padding_leaks
 from equivtest.isolate.scene import Scene
 
 MOST = 4

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from equivtest.isolate.calls import tensors
 from equivtest.isolate.normalising import standing_in
-from equivtest.isolate.watch import tensors
 
 _SIGNS = "relu relu6 leaky_relu prelu elu celu selu hardtanh hardswish hardsigmoid threshold"
 _SHRINKS = "hardshrink softshrink clamp clamp_min clamp_max clip abs absolute sign sgn heaviside"

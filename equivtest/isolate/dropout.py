@@ -14,9 +14,9 @@ from torch.utils._pytree import tree_leaves
 
 from equivtest.compare.cause import Cause
 from equivtest.isolate.isolation import Isolation, Run
-from equivtest.isolate.keyed import Keyed
-from equivtest.isolate.layout import Layouts
-from equivtest.isolate.probing import probe
+from equivtest.isolate.random.fields import Layouts
+from equivtest.isolate.random.keyed import Keyed
+from equivtest.isolate.random.probing import probe
 from equivtest.isolate.scene import Scene
 
 

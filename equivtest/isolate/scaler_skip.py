@@ -16,16 +16,16 @@ from equivtest.arms.replay import Replay, Start
 from equivtest.compare.cause import Cause
 from equivtest.compare.verdict import Finding, SourceRow
 from equivtest.distance import finite
-from equivtest.isolate.isolating import Explained
-from equivtest.isolate.overflow import (
+from equivtest.isolate.explained import Explained
+from equivtest.isolate.skip.overflow import (
     Overflow,
     entered,
     first_microbatch,
     in_a_sum,
     largest_of,
 )
-from equivtest.isolate.skip import Skip, attempt
-from equivtest.isolate.skip_prose import explain
+from equivtest.isolate.skip.prose import explain
+from equivtest.isolate.skip.skip import Skip, attempt
 from equivtest.observe.trace import MicrobatchTrace, OptimizerTrace, Trace, UpdateTrace
 from equivtest.plan import GroupLayout
 from equivtest.precision import Precision

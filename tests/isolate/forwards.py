@@ -10,9 +10,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.utils.rnn import pad_sequence
 
-from equivtest.isolate.keyed import Keyed
-from equivtest.isolate.layout import Layouts
-from equivtest.isolate.probing import probe
+from equivtest.isolate.random.fields import Layouts
+from equivtest.isolate.random.keyed import Keyed
+from equivtest.isolate.random.probing import probe
 
 WIDTH = 4
 SEED, UPDATE = 7, 0

@@ -15,7 +15,8 @@ from equivtest.arms.case import case_of
 from equivtest.arms.reference import Reference
 from equivtest.arms.replay import Start
 from equivtest.compare import noise
-from equivtest.isolate.isolating import Explained, explain
+from equivtest.isolate.explained import Explained
+from equivtest.isolate.explaining import explain
 from equivtest.isolate.scene import Scene
 
 TOLERANCE = 64 * 4 * 2.0**-53

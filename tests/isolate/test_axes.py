@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from equivtest.isolate.axes import Layout, fits, joined, layout, rows
+from equivtest.isolate.cut.axes import Layout, fits, joined, layout, rows
 
 
 @pytest.mark.parametrize(

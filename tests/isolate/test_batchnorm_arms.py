@@ -19,8 +19,9 @@ from equivtest.arms.reference import Reference
 from equivtest.arms.replay import Start
 from equivtest.compare import noise
 from equivtest.compare.cause import Cause
-from equivtest.isolate import batchnorm, isolating
-from equivtest.isolate.isolating import Explained, explain
+from equivtest.isolate import batchnorm, explaining
+from equivtest.isolate.explained import Explained
+from equivtest.isolate.explaining import explain
 from equivtest.isolate.isolation import Isolation, Run
 from equivtest.isolate.normalising import Use, normalising
 from equivtest.isolate.scene import Scene
@@ -69,7 +70,7 @@ def test_statistics_as_constants_do_not_isolate_it(monkeypatch: pytest.MonkeyPat
                 yield
 
     scene = a_scene(an_experiment(lambda: dense(nn.BatchNorm1d(8, affine=False))), Plan(4, 2, 2))
-    monkeypatch.setattr(isolating, "FORWARD", (lambda _, __: [Constants()],))
+    monkeypatch.setattr(explaining, "FORWARD", (lambda _, __: [Constants()],))
     found = explained(scene)
     assert not found.within
     assert found.findings == ()

@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from equivtest.isolate.axes import Layout
-from equivtest.isolate.cutting import Anatomy, NotCuttable, between, in_chunks
+from equivtest.isolate.cut.axes import Layout
+from equivtest.isolate.cut.modules import Anatomy, NotCuttable, between, in_chunks
 
 ROWS, SHARED = Layout((0,)), Layout()
 X = torch.arange(8.0).view(4, 2)

@@ -10,9 +10,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from equivtest.isolate import draws
-from equivtest.isolate.hashing import key_of, uniforms
-from equivtest.isolate.keyed import Keyed
+from equivtest.isolate.random import draws
+from equivtest.isolate.random.hashing import key_of, uniforms
+from equivtest.isolate.random.keyed import Keyed
 
 N = 1 << 14
 SIGMAS = 5

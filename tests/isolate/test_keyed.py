@@ -15,9 +15,9 @@ from forwards import SEED, WIDTH, Setup, apart, lines
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from equivtest.isolate.keyed import Keyed, in_turn
-from equivtest.isolate.layout import Layout, Layouts, Module, Site
-from equivtest.isolate.probing import NO_ORDER, NO_PLACE
+from equivtest.isolate.random.fields import Layout, Layouts, Module, Site
+from equivtest.isolate.random.keyed import Keyed, in_turn
+from equivtest.isolate.random.probing import NO_ORDER, NO_PLACE
 from equivtest.observe.rng import RandomState
 
 LENGTHS = (3, 5, 2, 5, 1)

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from equivtest.isolate.parts import find
+from equivtest.isolate.cut.parts import find
 
 SIZES = [2, 1, 3]
 N = sum(SIZES)

@@ -35,10 +35,10 @@ from scenes import (
 from torch import nn
 
 from equivtest import Experiment, Loss
-from equivtest.isolate import lab as lab_module
-from equivtest.isolate.axes import Layout
-from equivtest.isolate.lab import Lab
-from equivtest.isolate.probe import first_coupling
+from equivtest.isolate.cut.axes import Layout
+from equivtest.isolate.probe import lab as lab_module
+from equivtest.isolate.probe.entry import first_coupling
+from equivtest.isolate.probe.lab import Lab
 
 
 def first(experiment: Experiment) -> str:

@@ -17,9 +17,9 @@ from equivtest import Experiment, Loss, Plan, Rank
 from equivtest.arms.extremes import GRADIENT_AT, GRADIENT_OF, OUTPUT, Extreme, watching
 from equivtest.arms.replay import Replay, Start
 from equivtest.compare.verdict import Verdict
-from equivtest.isolate.overflow import entered, first_microbatch, in_a_sum
 from equivtest.isolate.scaler_skip import Arms, detect
-from equivtest.isolate.skip import Attempt, attempt
+from equivtest.isolate.skip.overflow import entered, first_microbatch, in_a_sum
+from equivtest.isolate.skip.skip import Attempt, attempt
 from equivtest.loops import accumulate
 from equivtest.observe.trace import OptimizerTrace, State, UpdateTrace
 from equivtest.plan import layout

@@ -13,12 +13,12 @@ from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from equivtest.distance import accumulate, distance, norm
-from equivtest.isolate.axes import COPIES, Layout, fits, layout, rows
-from equivtest.isolate.cutting import Anatomy, NotCuttable
+from equivtest.isolate.calls import Call, by_key, tensors, watching
+from equivtest.isolate.cut.axes import COPIES, Layout, fits, layout, rows
+from equivtest.isolate.cut.modules import Anatomy, NotCuttable
 from equivtest.isolate.isolation import Isolation, Run, entered
+from equivtest.isolate.probe.still import batchnorm_aside, still
 from equivtest.isolate.scene import Scene
-from equivtest.isolate.still import batchnorm_aside, still
-from equivtest.isolate.watch import Call, by_key, tensors, watching
 
 FEW = 4
 """Examples that are probed first: enough for two microbatches of two."""

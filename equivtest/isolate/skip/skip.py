@@ -6,7 +6,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from equivtest.isolate.overflow import Overflow
+from equivtest.isolate.skip.overflow import Overflow
 from equivtest.observe.trace import OptimizerTrace, UpdateTrace
 
 

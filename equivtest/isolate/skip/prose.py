@@ -6,7 +6,7 @@ from collections.abc import Collection
 
 from equivtest.compare.continuity import all_same
 from equivtest.compare.skips import moved
-from equivtest.isolate.skip import Attempt, Skip
+from equivtest.isolate.skip.skip import Attempt, Skip
 from equivtest.observe.trace import ParamGroups, Trace, UpdateTrace
 
 

@@ -9,8 +9,8 @@ from typing import Any
 from equivtest.arms.bench import Bench
 from equivtest.batches import by_term
 from equivtest.experiment import Loss, LossResult
-from equivtest.isolate.axes import Layout
-from equivtest.isolate.cutting import Anatomy, NotCuttable, between, cut
+from equivtest.isolate.cut.axes import Layout
+from equivtest.isolate.cut.modules import Anatomy, NotCuttable, between, cut
 
 
 @contextmanager

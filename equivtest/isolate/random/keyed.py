@@ -24,9 +24,16 @@ from torch.nn.modules.module import (
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from equivtest.arms.build import seed_everything
-from equivtest.isolate.draws import arguments_of, draw, field_of, may_draw, permutes
-from equivtest.isolate.hashing import key_of, uniforms
-from equivtest.isolate.layout import Layout, Layouts, Module, NoLayoutError, Site, coordinates
+from equivtest.isolate.random.draws import arguments_of, draw, field_of, may_draw, permutes
+from equivtest.isolate.random.fields import (
+    Layout,
+    Layouts,
+    Module,
+    NoLayoutError,
+    Site,
+    coordinates,
+)
+from equivtest.isolate.random.hashing import key_of, uniforms
 from equivtest.observe.rng import RandomState
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from equivtest.isolate.hashing import FLOAT64_BITS
+from equivtest.isolate.random.hashing import FLOAT64_BITS
 
 Arguments = Mapping[str, Any]
 """Of an operator, by the names of its schema."""

@@ -13,8 +13,7 @@ from functools import partial
 
 from torch import nn
 
-from equivtest.isolate.keyed import Keyed
-from equivtest.isolate.layout import (
+from equivtest.isolate.random.fields import (
     Layout,
     Layouts,
     NoLayoutError,
@@ -22,6 +21,7 @@ from equivtest.isolate.layout import (
     Site,
     examples_axis,
 )
+from equivtest.isolate.random.keyed import Keyed
 
 Forward = Callable[[Sequence[int]], float]
 """Forward the batch of these examples from one state, and give the sum of the loss totals."""

@@ -17,11 +17,11 @@ import torch
 from torch import Tensor
 
 from equivtest.distance import wide
-from equivtest.isolate.axes import Layout, fits
-from equivtest.isolate.cutting import Anatomy
+from equivtest.isolate.calls import Call, by_key, tensors
+from equivtest.isolate.cut.axes import Layout, fits
+from equivtest.isolate.cut.modules import Anatomy
 from equivtest.isolate.isolation import Isolation
-from equivtest.isolate.lab import Lab, Seen
-from equivtest.isolate.watch import Call, by_key, tensors
+from equivtest.isolate.probe.lab import Lab, Seen
 
 REPLACED = 3
 """Examples of a batch that are replaced, each on its own."""

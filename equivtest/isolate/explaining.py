@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from equivtest.arms.oracle import NULL, Whole
 from equivtest.compare import noise
@@ -11,6 +11,7 @@ from equivtest.compare.tolerance import split_tolerance
 from equivtest.compare.verdict import Finding, SourceRow
 from equivtest.distance import MaybeTensors, added, minus, norms, ratio
 from equivtest.isolate import attribution, batchnorm, branch, coupling, dropout
+from equivtest.isolate.explained import Explained
 from equivtest.isolate.isolation import Isolation
 from equivtest.isolate.scene import Scene
 from equivtest.isolate.sums import LoopSums, SumSource
@@ -20,37 +21,6 @@ Detect = Callable[[Scene, Sequence[Isolation]], Sequence[Isolation]]
 
 FORWARD: tuple[Detect, ...] = (batchnorm.detect, dropout.detect, coupling.detect, branch.detect)
 """Sources of the forward, the cheapest to detect first."""
-
-
-@dataclass(frozen=True)
-class Explained:
-    """What the sources of one update were found to be.
-
-    Attributes:
-        update: its number.
-        squared: the squared distance, relative to each tensor's scale, added over tensors.
-        rows: the sources with their shares; ``remainder`` is the share that is left.
-        diverges: with nothing isolated some tensor is beyond tolerance.
-        within: isolated together they bring every tensor within tolerance.
-        left: by tensor, the distance over its scale with all of them isolated; ``tolerances``
-            beside it.
-        null: by tensor, whether it is zero in exact arithmetic and so not judged.
-        findings, notes: what to say of it.
-        reruns: pairs of arms that were run.
-    """
-
-    update: int
-    squared: float
-    rows: tuple[SourceRow, ...]
-    remainder: float
-    diverges: bool
-    within: bool
-    left: tuple[float, ...]
-    tolerances: tuple[float, ...]
-    null: tuple[bool, ...]
-    findings: tuple[Finding, ...]
-    notes: tuple[str, ...]
-    reruns: int
 
 
 def explain(
@@ -278,25 +248,3 @@ def _null(oracle: Whole, known: Sequence[bool]) -> list[bool]:
         is_null or (0 < scale <= NULL * largest and oracle.unsteady(t, scale))
         for t, (is_null, scale) in enumerate(zip(known, oracle.scale, strict=True))
     ]
-
-
-def source_rows(explained: Sequence[Explained]) -> tuple[SourceRow, ...]:
-    """The sources of the updates that were attributed, with their shares over all of them."""
-    whole = sum(one.squared for one in explained if one.rows)
-    merged: dict[str, SourceRow] = {}
-    for one in explained:
-        for row in one.rows:
-            share = ratio(row.share * one.squared, whole)
-            known = merged.get(row.source, replace(row, share=0.0))
-            merged[row.source] = replace(
-                known, share=known.share + share, claimed=known.claimed or row.claimed
-            )
-    return tuple(merged.values())
-
-
-def remainder(explained: Sequence[Explained]) -> float | None:
-    """The share that is left with all sources isolated, over all of the attributed updates."""
-    attributed = [one for one in explained if one.rows]
-    whole = sum(one.squared for one in attributed)
-    left = sum(one.remainder * one.squared for one in attributed)
-    return ratio(left, whole) if attributed else None

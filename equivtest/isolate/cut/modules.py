@@ -12,10 +12,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
-from equivtest.isolate.axes import Layout, fits, joined, rows
-from equivtest.isolate.forwards import instead
-from equivtest.isolate.keyed import in_turn, marked
-from equivtest.isolate.watch import Slot, held, tensors
+from equivtest.isolate.calls import Slot, held, tensors
+from equivtest.isolate.cut.axes import Layout, fits, joined, rows
+from equivtest.isolate.cut.forwards import instead
+from equivtest.isolate.random.keyed import in_turn, marked
 
 _inside: ContextVar[bool] = ContextVar("inside a module that runs in chunks", default=False)
 

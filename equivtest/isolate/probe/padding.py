@@ -7,10 +7,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from equivtest.isolate.cutting import NotCuttable
-from equivtest.isolate.lab import Lab, alike
-from equivtest.isolate.probe import Entry, moved
-from equivtest.isolate.watch import by_key, tensors
+from equivtest.isolate.calls import by_key, tensors
+from equivtest.isolate.cut.modules import NotCuttable
+from equivtest.isolate.probe.entry import Entry, moved
+from equivtest.isolate.probe.lab import Lab, alike
 
 MOVED = 1e-9
 """Of a tensor's largest element: kernels of another shape round otherwise."""

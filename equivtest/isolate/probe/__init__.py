@@ -1,0 +1,1 @@
+"""A few examples of a group, and where they see each other."""

@@ -1,0 +1,1 @@
+"""Random numbers by example, and how the draws of a forward hold a batch."""
