@@ -146,8 +146,9 @@ class SourceRow:
 
     Attributes:
         source: its name.
-        share: of the squared distance between the split and the large batch, averaged over the
-            orders in which sources can be isolated; all shares and what is left add up to 1.
+        share: of the squared distance between the gradients of the split and the large batch, each
+            as one vector, null tensors left out; averaged over the orders in which sources can be
+            isolated, so that all shares and what is left add up to 1.
         where: where it enters, in words.
         claimed: it is among the fewest that bring the distance within tolerance.
     """

@@ -15,7 +15,8 @@ class Explained:
 
     Attributes:
         update: its number.
-        squared: the squared distance, relative to each tensor's scale, added over tensors.
+        squared: the squared distance of split and large batch as one vector, relative to the large
+            batch's gradient.
         rows: the sources with their shares; ``remainder`` is the share that is left.
         diverges: with nothing isolated some tensor is beyond tolerance.
         within: isolated together they bring every tensor within tolerance.

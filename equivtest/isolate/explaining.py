@@ -164,8 +164,15 @@ class _Explaining:
         return [isolation for isolation in self.isolations if isolation.cause in isolated]
 
     def _squared(self, isolated: frozenset[str]) -> float:
-        left = self._left_with(isolated)
-        return sum(d**2 for d, is_null in zip(left, self.null, strict=True) if not is_null)
+        """Of the gradient as one vector, relative to the large batch's; null tensors left out.
+
+        Not each tensor over its scale: that depends on which sources are there.
+        """
+        oracle, left = self.scene.oracle, self._left_with(isolated)
+        judged = [t for t, is_null in enumerate(self.null) if not is_null]
+        size = norms(oracle.gradients)
+        whole = sum(size[t] ** 2 for t in judged) or sum(oracle.scale[t] ** 2 for t in judged)
+        return ratio(sum((left[t] * oracle.scale[t]) ** 2 for t in judged if left[t]), whole)
 
     def _is_within(self, isolated: frozenset[str]) -> bool:
         sums = self.sums is None or self.sums.within(isolated)

@@ -103,3 +103,60 @@ def test_what_could_not_be_named_is_not_passed_by_naming_the_rest() -> None:
 def test_isolate_is_one_of_three() -> None:
     with pytest.raises(ValueError, match="isolate='sometimes': pass auto, always or never"):
         check(normalised, isolate="sometimes")
+
+
+class Mixed(nn.Module):
+    """Each example's features times the mean of the batch's."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * x.mean(0, keepdim=True).exp()
+
+
+PLANTED = {
+    "source.batchnorm": lambda: nn.BatchNorm1d(8),
+    "source.dropout": lambda: nn.Dropout(0.5),
+    "source.coupling": Mixed,
+}
+
+
+class Towers(nn.Module):
+    """A tower for each source, with parameters of its own; ``chosen`` ones have it."""
+
+    def __init__(self, chosen: tuple[str, ...]) -> None:
+        super().__init__()
+        self.towers = nn.ModuleDict(
+            {
+                name.rpartition(".")[2]: nn.Sequential(
+                    nn.Linear(5, 8), layer() if name in chosen else nn.Identity(), nn.Linear(8, 1)
+                )
+                for name, layer in PLANTED.items()
+            }
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.stack([tower(x) for tower in self.towers.values()]).sum(0)
+
+
+def towers(*chosen: str) -> Verdict:
+    def linear(model: nn.Module, batch: dict[str, Tensor]) -> Loss:
+        # Linear in each tower: what one does is no part of another's gradient.
+        return Loss((model(batch["x"]).squeeze(1) * batch["y"]).sum(), len(batch["y"]))
+
+    made = replace(an_experiment(updates=1), model=lambda: Towers(chosen), loss=linear, count=None)
+    return check(made, expect=chosen)
+
+
+def test_sources_that_do_not_interact_have_the_shares_that_each_has_alone() -> None:
+    alone = {name: towers(name) for name in PLANTED}
+    squared = {
+        name: sum(((row.split_distance or 0.0) * (row.scale or 0.0)) ** 2 for row in verdict.rows)
+        for name, verdict in alone.items()
+    }
+    together = towers(*PLANTED)
+    assert together.passed, together.explain()
+    for name, own in squared.items():
+        assert alone[name].passed, alone[name].explain()
+        # The bar of 0.05; nothing interacts, and the three draw the same numbers as one.
+        assert together.sources[name] == pytest.approx(own / sum(squared.values()), abs=1e-9)
+    assert together.remainder is not None
+    assert sum(together.sources.values()) + together.remainder == pytest.approx(1, abs=1e-6)

@@ -43,12 +43,12 @@ class Skip:
     weighed: bool = True
 
     def squared_distance(self, *, imposed: bool) -> float:
-        """Between the arms' updates, relative to their size, added over tensors.
+        """Between the arms' updates, relative to their size: an update that is missing is 1 away.
 
         Args:
             imposed: the decision of one arm is imposed on the other.
         """
-        return 0.0 if imposed or self.split == self.large else float(len(self.optimizer.names))
+        return 0.0 if imposed or self.split == self.large else 1.0
 
 
 def attempt(history: Sequence[UpdateTrace], own: Collection[str]) -> Attempt:
