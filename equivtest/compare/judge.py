@@ -15,6 +15,7 @@ from equivtest.arms.reference import Reference
 from equivtest.calling import blaming
 from equivtest.compare import planned
 from equivtest.compare.alike import alike
+from equivtest.compare.arms import UpdateArms
 from equivtest.compare.card import card_of, event_rows, planned_card
 from equivtest.compare.cause import is_source
 from equivtest.compare.clip import clip_of
@@ -57,10 +58,7 @@ def _verdict(
     for u in range(min([len(case.groups), *(len(trace.updates) for trace in traces)])):
         shape = case.groups[u].shape
         judged = judge_update(
-            reference,
-            case,
-            traces,
-            u,
+            UpdateArms(reference, case, traces, u),
             clip,
             always_oracle=shape not in shapes,
             known_sources=frozenset(row.source for row in source_rows(_explained(updates))),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from equivtest.compare.cause import Cause
 from equivtest.compare.gradient import AgainstOracle, AgainstReplay
@@ -155,6 +155,25 @@ def split_finding(
             tolerance=c.split_tolerances[worst],
         )
     ]
+
+
+def rounding_note(u: int, states: Sequence[str]) -> Iterator[str]:
+    """Tensors beyond A that comparison C acquits."""
+    rounding = sum(state == "rounding" for state in states)
+    if rounding:
+        yield (
+            f"update {u}: {rounding} gradients are beyond the replay's tolerance and within the "
+            "oracle's: rounding of another forward"
+        )
+
+
+def vanished_note(u: int, names: Sequence[str], precision: str) -> Iterator[str]:
+    """Tensors of which nothing was compared, by name."""
+    if names:
+        yield (
+            f"update {u}: {len(names)} gradients are all zeros where the oracle's are not "
+            f"({names[0]} first): they vanish in {precision}, not judged"
+        )
 
 
 def over(distance: float, tolerance: float) -> float:
