@@ -6,7 +6,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from equivtest.arms.case import Case
-from equivtest.compare.verdict import Card, EventRow, TensorRow
+from equivtest.compare.tables import EventRow, TensorRow
+from equivtest.compare.verdict import Card
 from equivtest.experiment import Experiment
 from equivtest.observe.trace import Trace
 from equivtest.plan import Plan

@@ -12,13 +12,13 @@ import torch
 from equivtest.arms.oracle import PERMUTATIONS, Cut, Whole
 from equivtest.arms.replay import Replay
 from equivtest.compare import noise
+from equivtest.compare.tables import TensorRow
 from equivtest.compare.tolerance import (
     floors,
     oracle_tolerance,
     replay_tolerance,
     split_tolerance,
 )
-from equivtest.compare.verdict import TensorRow
 from equivtest.compare.weights import Weights
 from equivtest.distance import MaybeTensors, dense, distance, farthest, norm, norms, ratio
 from equivtest.plan import Plan

@@ -22,9 +22,10 @@ from equivtest.compare.clip import clip_of
 from equivtest.compare.continuity import agreement, continuity
 from equivtest.compare.parameters import ParameterJudge
 from equivtest.compare.skips import never_applied
+from equivtest.compare.tables import TensorRow
 from equivtest.compare.telling import telling
 from equivtest.compare.update import Judged, judge_update
-from equivtest.compare.verdict import Failure, Finding, Status, TensorRow, Verdict
+from equivtest.compare.verdict import Failure, Finding, Status, Verdict
 from equivtest.experiment import Experiment
 from equivtest.isolate.explained import Explained, remainder, source_rows
 from equivtest.observe.trace import Tensors, Trace

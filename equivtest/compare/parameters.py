@@ -21,7 +21,8 @@ from equivtest.compare.continuity import same_values
 from equivtest.compare.optimizer import ExpectedOptimizers
 from equivtest.compare.planned import scheduler_calls
 from equivtest.compare.skips import untouched
-from equivtest.compare.verdict import Finding, TensorRow
+from equivtest.compare.tables import TensorRow
+from equivtest.compare.verdict import Finding
 from equivtest.distance import distance, norm, ratio
 from equivtest.experiment import Experiment
 from equivtest.observe.trace import (

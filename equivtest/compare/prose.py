@@ -7,7 +7,8 @@ from collections.abc import Iterable, Sequence
 
 from equivtest.compare import figures
 from equivtest.compare.cause import Cause
-from equivtest.compare.verdict import Finding, Status, TensorRow, Verdict
+from equivtest.compare.tables import TensorRow
+from equivtest.compare.verdict import Finding, Status, Verdict
 
 _WIDTH = 98
 _FINDINGS = 4

@@ -11,7 +11,7 @@ from torch import Tensor
 from equivtest.arms.replay import Replay
 from equivtest.compare.continuity import same_values
 from equivtest.compare.gradient import AgainstOracle, AgainstReplay
-from equivtest.compare.verdict import TensorRow, UpdateRow
+from equivtest.compare.tables import TensorRow, UpdateRow
 from equivtest.distance import MaybeTensors, norm
 from equivtest.isolate.explained import Explained
 from equivtest.observe.trace import UpdateTrace

@@ -28,6 +28,7 @@ from equivtest.compare.norm_clip import NormClip
 from equivtest.compare.rows import isolated, tensor_row, update_row
 from equivtest.compare.skips import by_itself
 from equivtest.compare.skips import skips as judge_skips
+from equivtest.compare.tables import TensorRow, UpdateRow
 from equivtest.compare.telling import (
     gradient_finding,
     over,
@@ -36,7 +37,7 @@ from equivtest.compare.telling import (
     sums_finding,
     vanished_note,
 )
-from equivtest.compare.verdict import Finding, TensorRow, UpdateRow
+from equivtest.compare.verdict import Finding
 from equivtest.compare.weights import Weights, fit
 from equivtest.distance import MaybeTensors, norm
 from equivtest.isolate.explained import Explained

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from equivtest.compare.verdict import Finding, SourceRow
+from equivtest.compare.tables import SourceRow
+from equivtest.compare.verdict import Finding
 from equivtest.distance import ratio
 
 

@@ -7,8 +7,9 @@ from dataclasses import dataclass, field
 
 from equivtest.arms.oracle import NULL, Whole
 from equivtest.compare import noise
+from equivtest.compare.tables import SourceRow
 from equivtest.compare.tolerance import split_tolerance
-from equivtest.compare.verdict import Finding, SourceRow
+from equivtest.compare.verdict import Finding
 from equivtest.distance import MaybeTensors, added, minus, norms, ratio
 from equivtest.isolate import attribution, batchnorm, branch, coupling, dropout
 from equivtest.isolate.explained import Explained

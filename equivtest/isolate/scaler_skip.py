@@ -14,7 +14,8 @@ from equivtest.arms.extremes import reached, reached_by_large
 from equivtest.arms.oracle import Whole
 from equivtest.arms.replay import Replay, Start
 from equivtest.compare.cause import Cause
-from equivtest.compare.verdict import Finding, SourceRow
+from equivtest.compare.tables import SourceRow
+from equivtest.compare.verdict import Finding
 from equivtest.distance import finite
 from equivtest.isolate.explained import Explained
 from equivtest.isolate.skip.overflow import (

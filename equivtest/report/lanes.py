@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from equivtest.compare.verdict import EventRow
+from equivtest.compare.tables import EventRow
 
 
 @dataclass(frozen=True)

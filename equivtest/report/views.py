@@ -10,7 +10,8 @@ from itertools import groupby
 
 from equivtest.compare import figures
 from equivtest.compare.prose import headline, places, reason, what_happened, what_to_change
-from equivtest.compare.verdict import Finding, Status, TensorRow, Verdict
+from equivtest.compare.tables import TensorRow
+from equivtest.compare.verdict import Finding, Status, Verdict
 from equivtest.report.grouping import sentence_case
 from equivtest.report.lanes import Lane, lanes
 from equivtest.report.ranking import SYMBOLS, fails

@@ -5,7 +5,8 @@ import math
 import pytest
 
 from equivtest.compare.cause import Cause
-from equivtest.compare.verdict import Card, Finding, Status, TensorRow, Verdict, expectation
+from equivtest.compare.tables import TensorRow
+from equivtest.compare.verdict import Card, Finding, Status, Verdict, expectation
 
 CARD = Card(
     plan="m2-A2-D2",

@@ -11,14 +11,8 @@ from typing import Any
 import pytest
 import verdicts
 
-from equivtest.compare.verdict import (
-    EventRow,
-    Failure,
-    Finding,
-    SourceRow,
-    Status,
-    Verdict,
-)
+from equivtest.compare.tables import EventRow, SourceRow
+from equivtest.compare.verdict import Failure, Finding, Status, Verdict
 from equivtest.plan import Plan, plans
 from equivtest.report.matrix import cell, matrices, shade
 from equivtest.report.page import render_page, write_page

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 import verdicts
 
-from equivtest.compare.verdict import Card, SourceRow, Verdict
+from equivtest.compare.tables import SourceRow
+from equivtest.compare.verdict import Card, Verdict
 from equivtest.plan import Plan
 from equivtest.report import record as records
 from equivtest.report.atomic import write_whole

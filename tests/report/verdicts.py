@@ -5,16 +5,8 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from equivtest.compare.verdict import (
-    Card,
-    EventRow,
-    Failure,
-    Finding,
-    Status,
-    TensorRow,
-    UpdateRow,
-    Verdict,
-)
+from equivtest.compare.tables import EventRow, TensorRow, UpdateRow
+from equivtest.compare.verdict import Card, Failure, Finding, Status, Verdict
 from equivtest.plan import Plan
 from equivtest.report.record import Record
 
