@@ -79,9 +79,7 @@ class BatchStatistics(Isolation):
         ]
         for use, parts in zip(uses, found, strict=True):
             if parts is None:
-                self._say(
-                    f"no axis of {tuple(use.input.shape)} at {_place(use)} holds the examples"
-                )
+                self._say(f"no axis of {tuple(use.input.shape)} at {use.place} holds the examples")
         return found
 
     def _say(self, why: str) -> None:
@@ -99,7 +97,7 @@ def detect(scene: Scene, found: Sequence[Isolation]) -> list[Isolation]:
     uses = _uses(scene, scene.run(scene.group.flat))
     if not uses:
         return []
-    places = list(dict.fromkeys(map(_place, uses)))
+    places = list(dict.fromkeys(use.place for use in uses))
     more = f", and {len(places) - 1} more" if len(places) > 1 else ""
     return [BatchStatistics(scene, f"first {places[0]}{more}")]
 
@@ -139,14 +137,6 @@ def _statistics(rows: Tensor) -> tuple[Tensor, Tensor]:
     axes = [axis for axis in range(rows.ndim) if axis != 1]
     variance, mean = torch.var_mean(rows.detach(), axes, correction=0)
     return mean, variance
-
-
-def _place(use: Use) -> str:
-    """Where a use is made, in words."""
-    if use.module is None:
-        return "in the loss"
-    kind = type(use.module).__name__
-    return f"at `{use.name}` ({kind})" if use.name else f"in the model's own forward ({kind})"
 
 
 def _fingerprint(rows: Tensor) -> object:

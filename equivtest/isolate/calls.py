@@ -11,6 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
+from equivtest.isolate.places import Place, places
+
 _OWN = frozenset(vars(nn.Module()))
 """What every module holds: parameters, buffers, modules, hooks, its mode."""
 
@@ -22,23 +24,21 @@ class Call:
     """One call of a module.
 
     Attributes:
-        name: qualified name; empty for the model itself.
-        kind: name of its class.
+        place: the module.
         nth: of its calls in this forward, from 0.
         inputs: the tensors among its arguments.
         outputs: the tensors of its result, then those that it left as attributes of its own or of
             modules in it.
     """
 
-    name: str
-    kind: str
+    place: Place
     nth: int
     inputs: tuple[Tensor, ...]
     outputs: tuple[Tensor, ...]
 
     @property
     def key(self) -> tuple[str, int]:
-        return self.name, self.nth
+        return self.place.name, self.nth
 
 
 @dataclass
@@ -50,14 +50,14 @@ class _Watching:
         ids = {id(leaf) for leaf in tensors(list(held(module).values()))}
         self._open.append((module, _copies((args, kwargs)), ids))
 
-    def after(self, name: str, module: nn.Module, result: Any) -> None:
+    def after(self, place: Place, module: nn.Module, result: Any) -> None:
         while self._open and self._open[-1][0] is not module:
             self._open.pop()  # a forward that raised inside, and was caught
         _, inputs, before = self._open.pop()
         left = [x for x in tensors(list(held(module).values())) if id(x) not in before]
-        nth = sum(call.name == name for call in self.calls)
+        nth = sum(call.place == place for call in self.calls)
         outputs = _copies([result, left])
-        self.calls.append(Call(name, type(module).__name__, nth, inputs, outputs))
+        self.calls.append(Call(place, nth, inputs, outputs))
 
 
 @contextmanager
@@ -65,26 +65,15 @@ def watching(model: nn.Module) -> Iterator[list[Call]]:
     """The calls of all its modules while the context lasts, with copies of their tensors."""
     seen = _Watching()
     with ExitStack() as hooks:
-        for name, module in model.named_modules():
-            hooks.enter_context(
-                _removed(module.register_forward_pre_hook(seen.before, with_kwargs=True))
-            )
-            hooks.enter_context(
-                _removed(
-                    module.register_forward_hook(
-                        lambda module, _, result, name=name: seen.after(name, module, result)
-                    )
-                )
-            )
+        for module, place in places(model):
+
+            def after(module: nn.Module, _: Any, result: Any, place: Place = place) -> None:
+                seen.after(place, module, result)
+
+            before = module.register_forward_pre_hook(seen.before, with_kwargs=True)
+            hooks.callback(before.remove)
+            hooks.callback(module.register_forward_hook(after).remove)
         yield seen.calls
-
-
-@contextmanager
-def _removed(handle: Any) -> Iterator[None]:
-    try:
-        yield
-    finally:
-        handle.remove()
 
 
 def held(module: nn.Module, *, deep: bool = True) -> dict[Slot, Any]:
@@ -110,6 +99,11 @@ def _copy(value: Any) -> Any:
 def tensors(tree: Any) -> list[Tensor]:
     """The tensors among the leaves of a tree."""
     return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, Tensor)]
+
+
+def elements(tree: Any) -> int:
+    """Of all tensors of a tree."""
+    return sum(leaf.numel() for leaf in tensors(tree))
 
 
 def _copies(tree: Any) -> tuple[Tensor, ...]:

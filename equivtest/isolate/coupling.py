@@ -19,8 +19,9 @@ from equivtest.isolate.cut.axes import Layout
 from equivtest.isolate.cut.losses import loss_in_chunks
 from equivtest.isolate.cut.modules import Anatomy, NotCuttable, in_chunks
 from equivtest.isolate.isolation import Isolation, Run
-from equivtest.isolate.probe.entry import Entry, couples_in_loss, first_coupling
-from equivtest.isolate.probe.lab import Lab, rows_of
+from equivtest.isolate.places import Place
+from equivtest.isolate.probe.entry import couples_in_loss, first_coupling
+from equivtest.isolate.probe.lab import Lab, rows_of, shares
 from equivtest.isolate.probe.padding import where_padding_leaks
 from equivtest.isolate.scene import Scene
 
@@ -76,10 +77,8 @@ class ModuleCoupling(Isolation):
         if self.weighing == SUM:
             return [1.0] * len(run.chunks)
         if self.weighing == EXAMPLES:
-            sizes = [float(len(ids)) for ids in run.chunks]
-        else:
-            sizes = [self.counts.get(ids, {}).get(self.weighing, 0.0) for ids in run.chunks]
-        return [size / (sum(sizes) or 1.0) for size in sizes]
+            return shares([len(ids) for ids in run.chunks])
+        return shares([self.counts.get(ids, {}).get(self.weighing, 0.0) for ids in run.chunks])
 
 
 @dataclass
@@ -182,7 +181,7 @@ class _Search:
         right = next((one for one in options if self._separable([*self.found, one])), None)
         return right or next((one for one in options if self._entry([one]) != entry), None)
 
-    def _entry(self, more: Sequence[Isolation]) -> Entry | None:
+    def _entry(self, more: Sequence[Isolation]) -> Place | None:
         isolations = [*self.found, *more]
         names = [one.name for one in isolations if isinstance(one, ModuleCoupling)]
         return first_coupling(self.lab, self._on_the_lab(isolations), names)
@@ -195,7 +194,7 @@ class _Search:
         losses = [LossCoupling(layouts, anatomy) for anatomy in self._anatomies]
         return next((one for one in losses if self._separable([*self.found, one])), None)
 
-    def _options(self, entry: Entry) -> Iterator[ModuleCoupling]:
+    def _options(self, entry: Place) -> Iterator[ModuleCoupling]:
         """The module's own code, then all of it, then modules around it; for each way in which
         examples may be folded, and to put tensors without rows together."""
         terms = list(self.lab.scene.counts)
@@ -218,10 +217,11 @@ class _Search:
         yield found
         yield {name: tuple(one.interleaved() for one in calls) for name, calls in found.items()}
 
-    def _where(self, entry: Entry, isolated: str) -> str:
+    def _where(self, entry: Place, isolated: str) -> str:
+        if isolated == entry.name:
+            return f"first {entry}"
         kind = type(self.lab.scene.bench.module.get_submodule(isolated)).__name__
-        within = "" if isolated == entry.name else f", isolated as all of {Entry(isolated, kind)}"
-        return f"first at {entry}{within}"
+        return f"first {entry}, isolated as all of {Place(isolated, kind).module}"
 
     @property
     def _counts(self) -> dict[tuple[int, ...], Mapping[str, float]]:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from equivtest.isolate.calls import tensors
-from equivtest.isolate.normalising import standing_in
+from equivtest.isolate.places import Place, running
 
 _SIGNS = "relu relu6 leaky_relu prelu elu celu selu hardtanh hardswish hardsigmoid threshold"
 _SHRINKS = "hardshrink softshrink clamp clamp_min clamp_max clip abs absolute sign sgn heaviside"
@@ -39,13 +39,13 @@ class Decision:
 
     Attributes:
         name: of the operator.
-        place: the module whose forward makes it, in words.
+        place: whose forward makes it.
         inputs: its floating tensors, as given.
         again: the operator with other inputs in their place.
     """
 
     name: str
-    place: str
+    place: Place
     inputs: tuple[Tensor, ...]
     again: Callable[[Sequence[Tensor]], Any]
 
@@ -64,9 +64,9 @@ Given = Callable[[Decision], Sequence[Tensor]]
 
 
 class _Deciding(TorchFunctionMode):
-    def __init__(self, given: Given, within: Sequence[tuple[str, nn.Module]]) -> None:
+    def __init__(self, given: Given, place: Callable[[], Place]) -> None:
         super().__init__()
-        self._given, self._within = given, within
+        self._given, self._place = given, place
 
     def __torch_function__(
         self,
@@ -95,18 +95,11 @@ class _Deciding(TorchFunctionMode):
             return func(*args, **named)
         return again(inputs)
 
-    def _place(self) -> str:
-        if not self._within:
-            return "in the loss"
-        name, module = self._within[-1]
-        kind = type(module).__name__
-        return f"at `{name}` ({kind})" if name else f"in the model's own forward ({kind})"
-
 
 @contextmanager
 def deciding(model: nn.Module, given: Given) -> Iterator[None]:
     """Let ``given`` say what each operator decides by, in the order in which they are called."""
-    with standing_in(model) as within, _Deciding(given, within):
+    with running(model) as place, _Deciding(given, place):
         yield
 
 

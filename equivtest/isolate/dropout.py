@@ -9,10 +9,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from torch import Tensor
-from torch.utils._pytree import tree_leaves
-
 from equivtest.compare.cause import Cause
+from equivtest.isolate.calls import elements
 from equivtest.isolate.isolation import Isolation, Run
 from equivtest.isolate.random.fields import Layouts
 from equivtest.isolate.random.keyed import Keyed
@@ -70,9 +68,5 @@ def layouts_of(scene: Scene) -> Layouts:
         pairs = zip(made, terms, strict=True)
         return sum(float(loss.total.detach()) for loss, term in pairs if term is not None)
 
-    lengths = {i: _elements(scene.batches((i,))) for i in scene.group.flat}
+    lengths = {i: elements(scene.batches((i,))) for i in scene.group.flat}
     return probe(scene.bench.module, forward, lengths, (scene.seed, scene.group.update))
-
-
-def _elements(batch: object) -> int:
-    return sum(leaf.numel() for leaf in tree_leaves(batch) if isinstance(leaf, Tensor))

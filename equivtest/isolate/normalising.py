@@ -8,13 +8,15 @@ frozen, or normalise by example (GroupNorm, LayerNorm, InstanceNorm), do not use
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+
+from equivtest.isolate.places import Place, running
 
 _NAMES = (
     *("input", "weight", "bias", "running_mean", "running_var"),
@@ -36,14 +38,12 @@ class Use:
 
     Attributes:
         number: of the use in its forward; recomputed under checkpointing it has a later one.
-        module: the module whose forward makes it; None where no module's does.
-        name: of the module, qualified.
+        place: whose forward makes it.
         input: shape ``(N, C, ...)``; statistics are taken over all axes but the second.
     """
 
     number: int
-    module: nn.Module | None
-    name: str
+    place: Place
     input: Tensor
     _function: Callable[..., Tensor]
     _arguments: Mapping[str, Any]
@@ -79,8 +79,7 @@ def normalising(model: nn.Module, handle: Callable[[Use], Tensor]) -> Iterator[N
         arguments = {**dict(zip(_NAMES, args, strict=False)), **kwargs}
         if not arguments["training"]:
             return original(*args, **kwargs)
-        name, module = within[-1] if within else ("", None)
-        use = Use(uses, module, name, arguments["input"], original, arguments)
+        use = Use(uses, place(), arguments["input"], original, arguments)
         uses += 1
         return handle(use)
 
@@ -90,30 +89,9 @@ def normalising(model: nn.Module, handle: Callable[[Use], Tensor]) -> Iterator[N
             **{**_DEFAULTS, **cudnn, **dict(zip(_FUNCTIONAL, args, strict=False)), **kwargs}
         )
 
-    with standing_in(model) as within:
+    with running(model) as place:
         torch.batch_norm, F.batch_norm = batch_norm, unchecked
         try:
             yield
         finally:
             torch.batch_norm, F.batch_norm = original, checked
-
-
-@contextmanager
-def standing_in(model: nn.Module) -> Iterator[list[tuple[str, nn.Module]]]:
-    """The modules whose forwards are running, with their names, the innermost last."""
-    within: list[tuple[str, nn.Module]] = []
-
-    def leave(*_: Any) -> None:
-        within.pop()
-
-    with ExitStack() as hooks:
-        for name, module in model.named_modules():
-            if isinstance(module, torch.jit.ScriptModule):
-                continue  # takes no hooks, and calls nothing that Python sees
-
-            def enter(module: nn.Module, _: Any, name: str = name) -> None:
-                within.append((name, module))
-
-            hooks.callback(module.register_forward_pre_hook(enter).remove)
-            hooks.callback(module.register_forward_hook(leave, always_call=True).remove)
-        yield within

@@ -15,6 +15,7 @@ from torch.nn import functional as F
 from equivtest import Plan
 from equivtest.isolate import branch
 from equivtest.isolate.deciding import Decision, flipped
+from equivtest.isolate.places import IN_THE_LOSS
 
 Decide = Callable[[Tensor, Tensor, Tensor], Tensor]
 
@@ -120,7 +121,7 @@ OPERATORS: dict[str, Callable[[Tensor], Any]] = {
 def test_a_flip_is_seen_and_rounding_elsewhere_is_not(name: str) -> None:
     operator = OPERATORS[name]
     x = torch.tensor([-1e-17, 0.0, 1.0, 1.0], dtype=torch.float64)
-    decision = Decision(name, "", (x,), lambda inputs: operator(inputs[0]))
+    decision = Decision(name, IN_THE_LOSS, (x,), lambda inputs: operator(inputs[0]))
     other = torch.tensor([1e-17, 0.0, 1.0, 1.0 + 3e-16], dtype=torch.float64)
     assert flipped(decision, (other,))
     near = torch.tensor([-1.1e-17, 0.0, 1.0, 1.0], dtype=torch.float64)

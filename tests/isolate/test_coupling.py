@@ -68,7 +68,7 @@ EXPERIMENTS = {
     ),
     "positions from the right": (
         on_lines(lambda: Lines(from_right=True)),
-        "through padding, first at the model's own forward (Lines)",
+        "through padding, first in the model's own forward (Lines)",
     ),
     "normalised by collate": (
         an_experiment(around, squares, vectors(), collate=normalised),
@@ -112,7 +112,7 @@ def test_code_between_modules_is_isolated_without_them() -> None:
     assert [(row.source, row.where) for row in found.rows if row.claimed] == [
         ("source.batchnorm", "first at `norm` (BatchNorm1d)"),
         ("source.dropout", "first at `drop` (Dropout)"),
-        ("source.coupling", "first at the model's own forward (CentredBetween)"),
+        ("source.coupling", "first in the model's own forward (CentredBetween)"),
     ]
 
 

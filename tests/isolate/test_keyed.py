@@ -15,7 +15,8 @@ from forwards import SEED, WIDTH, Setup, apart, lines
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from equivtest.isolate.random.fields import Layout, Layouts, Module, Site
+from equivtest.isolate.places import Place
+from equivtest.isolate.random.fields import Layout, Layouts, Site
 from equivtest.isolate.random.keyed import Keyed, in_turn
 from equivtest.isolate.random.probing import NO_ORDER, NO_PLACE
 from equivtest.observe.rng import RandomState
@@ -204,7 +205,7 @@ def test_what_draws_first_is_named() -> None:
     assert str(layers.layouts().first) == "at `noise` (LayerDrop)"
     loss = Setup(nn.Linear(WIDTH, WIDTH), lines(LENGTHS))
     loss.model.forward = lambda x, _: F.dropout(x, P) * loss.model.weight.sum()
-    assert str(loss.layouts().first) == "in Linear's own forward"
+    assert str(loss.layouts().first) == "in the model's own forward (Linear)"
 
 
 def test_a_module_run_part_by_part_draws_for_each_part() -> None:
@@ -237,7 +238,7 @@ def test_masks_are_independent() -> None:
     x = torch.ones(2, 4096)
     masks = []
     for update in (0, 1):
-        sites = [Site(Module(p, "Dropout"), call) for p, call in (("0", 0), ("0", 1), ("1", 0))]
+        sites = [Site(Place(p, "Dropout"), call) for p, call in (("0", 0), ("0", 1), ("1", 0))]
         with Keyed(model, [3, 4], (SEED, update), Layouts(dict.fromkeys(sites, Layout(0)))):
             masks += [drop(x), drop(x), model[1](x)]
     rows = torch.cat(masks)  # 0 or 2: 12 masks, each of variance 1 around 1

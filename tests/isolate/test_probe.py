@@ -46,15 +46,15 @@ def first(experiment: Experiment) -> str:
 
 
 COUPLED = {
-    "statistics over the batch": (lambda: around(Centred()), squares, "`1` (Centred)"),
-    "not linear statistics": (lambda: around(Standardised()), squares, "`1.spread` (Spread)"),
+    "statistics over the batch": (lambda: around(Centred()), squares, "at `1` (Centred)"),
+    "not linear statistics": (lambda: around(Standardised()), squares, "at `1.spread` (Spread)"),
     "behind BatchNorm": (
         lambda: around(nn.BatchNorm1d(6), nn.Tanh(), Centred()),
         squares,
-        "`3` (Centred)",
+        "at `3` (Centred)",
     ),
-    "balance as a result": (lambda: Mixture(False), balanced, "`mixture` (Experts)"),
-    "balance as an attribute": (lambda: Mixture(True), balanced, "`mixture` (Experts)"),
+    "balance as a result": (lambda: Mixture(False), balanced, "at `mixture` (Experts)"),
+    "balance as an attribute": (lambda: Mixture(True), balanced, "at `mixture` (Experts)"),
     "negatives": (Towers, negatives, "None"),  # in the loss, where no module mixes
     "negatives from all pairs": (Scores, negatives, "None"),
     "residuals from their mean": (around, by_the_mean, "None"),
@@ -69,7 +69,7 @@ def test_first_module(case: str) -> None:
 
 def test_first_module_with_the_batch_second() -> None:
     model = lambda: Lines(second=True, middle=CentredSecond)  # noqa: E731
-    assert first(on_lines(model)) == "`middle` (CentredSecond)"
+    assert first(on_lines(model)) == "at `middle` (CentredSecond)"
 
 
 @pytest.mark.parametrize("model", CORRECT_ON_VECTORS)

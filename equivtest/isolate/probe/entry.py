@@ -21,6 +21,7 @@ from equivtest.isolate.calls import Call, by_key, tensors
 from equivtest.isolate.cut.axes import Layout, fits
 from equivtest.isolate.cut.modules import Anatomy
 from equivtest.isolate.isolation import Isolation
+from equivtest.isolate.places import Place
 from equivtest.isolate.probe.lab import Lab, Seen
 
 REPLACED = 3
@@ -41,22 +42,9 @@ UNKNOWN = Anatomy((), ())
 Calls = Mapping[tuple[str, int], Call]
 
 
-@dataclass(frozen=True)
-class Entry:
-    """Where a source enters: a module by qualified name and class."""
-
-    name: str
-    kind: str
-
-    def __str__(self) -> str:
-        if not self.name:
-            return f"the model's own forward ({self.kind})"
-        return f"`{self.name}` ({self.kind})"
-
-
 def first_coupling(
     lab: Lab, isolations: Sequence[Isolation] = (), isolated: Sequence[str] = ()
-) -> Entry | None:
+) -> Place | None:
     """The first module whose outputs mix examples that its inputs hold apart; None if none does.
 
     Args:
@@ -65,12 +53,12 @@ def first_coupling(
     """
     rows, shared = _Rows.of(lab, isolations), _Shared.of(lab, isolations)
     for call in rows.calls:
-        if any(call.name != name and _is_in(call.name, name) for name in isolated):
+        if any(call.place.name != name and _is_in(call.place.name, name) for name in isolated):
             continue
         where = lab.anatomy.get(call.key, UNKNOWN)
         mixed = rows.mixes(call, "outputs", where.outputs) or shared.mixes(call, where.outputs)
         if mixed and not rows.mixes(call, "inputs", where.inputs):
-            return Entry(call.name, call.kind)
+            return call.place
     return None
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from equivtest.distance import accumulate, distance, norm
-from equivtest.isolate.calls import Call, by_key, tensors, watching
+from equivtest.isolate.calls import Call, by_key, elements, tensors, watching
 from equivtest.isolate.cut.axes import COPIES, Layout, fits, layout, rows
 from equivtest.isolate.cut.modules import Anatomy, NotCuttable
 from equivtest.isolate.isolation import Isolation, Run, entered
@@ -85,7 +85,7 @@ class Lab:
 
     def elements(self, i: int) -> int:
         """Of the batch of one example."""
-        return sum(leaf.numel() for leaf in tensors(self.batch((i,))))
+        return elements(self.batch((i,)))
 
     @property
     def others(self) -> list[int]:

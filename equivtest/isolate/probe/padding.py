@@ -9,7 +9,7 @@ from torch import Tensor
 
 from equivtest.isolate.calls import by_key, tensors
 from equivtest.isolate.cut.modules import NotCuttable
-from equivtest.isolate.probe.entry import Entry, moved
+from equivtest.isolate.probe.entry import moved
 from equivtest.isolate.probe.lab import Lab, alike
 
 MOVED = 1e-9
@@ -62,7 +62,7 @@ def _where(lab: Lab, whole: object) -> str:
         if _moves(call.outputs, other.outputs, side) and not _moves(
             call.inputs, other.inputs, side
         ):
-            return f"through padding, first at {Entry(call.name, call.kind)}"
+            return f"through padding, first {call.place}"
     return "through padding, in the loss"
 
 

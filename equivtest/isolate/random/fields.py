@@ -9,6 +9,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from equivtest.isolate.places import Place
+
 Order = Literal["major", "minor", "alike"]
 
 
@@ -34,28 +36,10 @@ class Layout:
 
 
 @dataclass(frozen=True)
-class Module:
-    """Where a draw happens: the innermost module whose forward runs.
-
-    Attributes:
-        path: its qualified name; empty for the model itself, None outside the model (in the loss).
-        kind: its class.
-    """
-
-    path: str | None
-    kind: str = ""
-
-    def __str__(self) -> str:
-        if self.path is None:
-            return "in the loss"
-        return f"at `{self.path}` ({self.kind})" if self.path else f"in {self.kind}'s own forward"
-
-
-@dataclass(frozen=True)
 class Site:
-    """One draw of a forward: the ``call``-th of its module, from 0."""
+    """One draw of a forward: the ``call``-th at its place, from 0."""
 
-    module: Module
+    place: Place
     call: int
 
 
@@ -68,25 +52,25 @@ class Layouts:
         from_end: positions are counted from the end of an axis: where padding comes first.
         entries: by example, what it has by itself on the axis of the examples, where that may be
             several.
-        first: the module that draws first, by whatever generator.
+        first: where it draws first, by whatever generator.
         odd: what could not be told, and why, in sentences.
     """
 
     by_site: Mapping[Site, Layout] = field(default_factory=dict)
     from_end: bool = False
     entries: Mapping[Site, Mapping[int, int]] = field(default_factory=dict)
-    first: Module | None = None
+    first: Place | None = None
     odd: tuple[str, ...] = ()
 
     def of(self, site: Site) -> Layout:
-        """The layout of a draw, or, for a later one than the probe saw, that of its module.
+        """The layout of a draw, or, for a later one than the probe saw, that of its place.
 
         Raises:
             NoLayoutError: the probe saw nothing like it.
         """
         if site in self.by_site:
             return self.by_site[site]
-        like = {layout for s, layout in self.by_site.items() if s.module == site.module}
+        like = {layout for s, layout in self.by_site.items() if s.place == site.place}
         if len(like) != 1:
             raise NoLayoutError("the probe's copies of one example made no such draw")
         return like.pop()

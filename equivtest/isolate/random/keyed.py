@@ -24,11 +24,11 @@ from torch.nn.modules.module import (
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from equivtest.arms.build import seed_everything
+from equivtest.isolate.places import IN_THE_LOSS, Place, places
 from equivtest.isolate.random.draws import arguments_of, draw, field_of, may_draw, permutes
 from equivtest.isolate.random.fields import (
     Layout,
     Layouts,
-    Module,
     NoLayoutError,
     Site,
     coordinates,
@@ -53,7 +53,7 @@ class Keyed(TorchDispatchMode):
 
     Attributes:
         sizes: of the field of each draw, in order.
-        first: the module that drew first, by whatever generator.
+        first: where it drew first, by whatever generator.
         unkeyed: what could not be given by example, and why, in sentences.
         others: digest of the states that numpy's and Python's generators were left in.
     """
@@ -66,18 +66,16 @@ class Keyed(TorchDispatchMode):
         layouts: Layouts | None = None,
     ) -> None:
         super().__init__()
-        self._modules = {
-            id(m): Module(name, type(m).__name__) for name, m in module.named_modules()
-        }
+        self._places = {id(m): place for m, place in places(module)}
         self._ids, self._key, self._layouts = tuple(ids), key, layouts
         self._open: list[nn.Module] = []
-        self._calls: Counter[Module] = Counter()
+        self._calls: Counter[Place] = Counter()
         self._drawn: dict[bytes, tuple[Site, tuple[int, ...]]] = {}
         self._left: set[bytes] = set()
         self._given: dict[int, tuple[torch.Generator, Tensor]] = {}
         self._exits = ExitStack()
         self.sizes: dict[Site, torch.Size] = {}
-        self.first: Module | None = None
+        self.first: Place | None = None
         self.unkeyed: list[str] = []
         self.others = b""
 
@@ -119,7 +117,7 @@ class Keyed(TorchDispatchMode):
     def _watch_others(self) -> None:
         """Note the first module where numpy's or Python's generator has moved."""
         if self.first is None and _others() != self.others:
-            self.first = self._module()
+            self.first = self._place()
 
     def __torch_dispatch__(
         self,
@@ -148,13 +146,13 @@ class Keyed(TorchDispatchMode):
         before = RandomState.now()
         result = operator(*args, **kwargs)
         if before.moved() or kwargs.get("generator") is not None:
-            self.first = self.first or self._module()
-            self._say(f"{self._module()}: {operator} cannot be keyed")
+            self.first = self.first or self._place()
+            self._say(f"{self._place()}: {operator} cannot be keyed")
             self._left.add(_state(torch.default_generator))
         return result
 
-    def _module(self) -> Module:
-        return self._modules.get(id(self._open[-1]), Module(None)) if self._open else Module(None)
+    def _place(self) -> Place:
+        return self._places.get(id(self._open[-1]), IN_THE_LOSS) if self._open else IN_THE_LOSS
 
     def _generator(self, given: torch.Generator | None, device: torch.device) -> torch.Generator:
         if given is not None:
@@ -168,10 +166,10 @@ class Keyed(TorchDispatchMode):
         """Which draw this is, and for whom; the generator moves on, by a number nobody sees."""
         state = _state(generator)
         if state not in self._drawn:
-            module = self._module()
-            self.first = self.first or module
-            self._drawn[state] = Site(module, self._calls[module]), self._ids
-            self._calls[module] += 1
+            place = self._place()
+            self.first = self.first or place
+            self._drawn[state] = Site(place, self._calls[place]), self._ids
+            self._calls[place] += 1
         torch.empty((), dtype=torch.int64, device=generator.device).random_(generator=generator)
         self._left.add(_state(generator))
         return self._drawn[state]
@@ -179,7 +177,8 @@ class Keyed(TorchDispatchMode):
     def _uniforms(
         self, site: Site, ids: Sequence[int], device: torch.device, size: torch.Size, bits: int
     ) -> Tensor:
-        key = key_of(*self._key, site.module.path, site.call)
+        name = None if site.place == IN_THE_LOSS else site.place.name
+        key = key_of(*self._key, name, site.call)
         at = [index.to(device) for index in self._coordinates(site, ids, size)]
         return uniforms(key, at, bits)
 
@@ -190,7 +189,7 @@ class Keyed(TorchDispatchMode):
                 unpadded = self._layouts.unpadded(site, ids)
                 return coordinates(size, layout, ids, self._layouts.from_end, unpadded)
             except NoLayoutError as error:
-                self._say(f"{site.module}: {error}")
+                self._say(f"{site.place}: {error}")
         return coordinates(size, Layout(None), ids)
 
     def _say(self, sentence: str) -> None:

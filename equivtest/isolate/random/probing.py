@@ -67,7 +67,7 @@ class _Probe:
             try:
                 found[site] = examples_axis(two.sizes.get(site), three.sizes.get(site))
             except NoLayoutError as error:
-                odd.append(f"{site.module}: {error}")
+                odd.append(f"{site.place}: {error}")
         folded = {
             site: layout.axis
             for site, layout in found.items()
@@ -111,7 +111,7 @@ class _Probe:
         for site in folded:
             told = self._told([_with_orders(alike, {site: order}) for order in ORDERS], fits)
             if told is None:
-                layouts = _doubting(layouts, f"{site.module}: {NO_ORDER}")
+                layouts = _doubting(layouts, f"{site.place}: {NO_ORDER}")
             else:
                 layouts = _with_orders(layouts, {site: told.by_site[site].order})
         return layouts
@@ -143,7 +143,7 @@ class _Probe:
         if told is not None:
             return told
         ragged = [s for s, held in layouts.entries.items() if len(set(held.values())) > 1]
-        return _doubting(layouts, *(f"{site.module}: {NO_PLACE}" for site in ragged))
+        return _doubting(layouts, *(f"{site.place}: {NO_PLACE}" for site in ragged))
 
     def _adds_up(self, short: int, long: int, layouts: Layouts, attempt: int) -> bool:
         both = self._loss([short, long], layouts, attempt)
