@@ -1,8 +1,9 @@
 """The known sources of divergence: each is detected, isolated while it stays on, and explained.
 
-``explaining`` looks for each source in the ``scene`` of an update, runs the float64 arms with each
-set of sources isolated, and says what it found (``explained``); ``attribution`` makes shares of it.
-A source of the forward has ``detect(scene, found)``, which gives its ``isolation``:
+``explaining`` looks for each source in the ``scene`` of an update and says what it found
+(``explained``): what is left of the distance with each set of sources isolated (``remaining``), and
+what share each has of it (``attribution``). A source of the forward has ``detect(scene, found)``,
+which gives its ``isolation``:
 
 =================  ================================================  ========================
 source             isolated by                                       made of

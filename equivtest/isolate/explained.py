@@ -10,7 +10,7 @@ from equivtest.compare.verdict import Finding
 from equivtest.distance import ratio
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Explained:
     """What the sources of one update were found to be.
 
@@ -30,15 +30,15 @@ class Explained:
 
     update: int
     squared: float
-    rows: tuple[SourceRow, ...]
-    remainder: float
+    rows: tuple[SourceRow, ...] = ()
+    remainder: float = 0.0
     diverges: bool
     within: bool
-    left: tuple[float, ...]
-    tolerances: tuple[float, ...]
-    null: tuple[bool, ...]
-    findings: tuple[Finding, ...]
-    notes: tuple[str, ...]
+    left: tuple[float, ...] = ()
+    tolerances: tuple[float, ...] = ()
+    null: tuple[bool, ...] = ()
+    findings: tuple[Finding, ...] = ()
+    notes: tuple[str, ...] = ()
     reruns: int
 
 

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import replace
 
 from equivtest.arms.oracle import NULL, Whole
-from equivtest.compare import noise
 from equivtest.compare.tables import SourceRow
-from equivtest.compare.tolerance import split_tolerance
 from equivtest.compare.verdict import Finding
-from equivtest.distance import MaybeTensors, added, minus, norms, ratio
+from equivtest.distance import ratio
 from equivtest.isolate import attribution, batchnorm, branch, coupling, dropout
 from equivtest.isolate.explained import Explained
 from equivtest.isolate.isolation import Isolation
+from equivtest.isolate.remaining import Remaining
 from equivtest.isolate.scene import Scene
 from equivtest.isolate.sums import LoopSums, SumSource
 
@@ -44,163 +43,71 @@ def explain(
         known: sources that were attributed in an update before.
     """
     null = _null(scene.oracle, null)
-    return _Explaining(scene, names, null, tolerances, sums).run(known)
+    return _Explaining(Remaining(scene, null, tolerances, sums), names, null).run(known)
 
 
-@dataclass
 class _Explaining:
-    scene: Scene
-    names: Sequence[str]
-    null: Sequence[bool]
-    tolerances: Sequence[float]
-    sums: LoopSums | None
-    isolations: list[Isolation] = field(default_factory=list)
-    refused: list[str] = field(default_factory=list)
-    _left: dict[frozenset[str], list[float]] = field(default_factory=dict)
-    _split: dict[frozenset[str], list[float]] = field(default_factory=dict)
-    _within: dict[frozenset[str], bool] = field(default_factory=dict)
-    _nudged: dict[frozenset[str], list[float]] = field(default_factory=dict)
-    _apart: dict[frozenset[str], MaybeTensors] = field(default_factory=dict)
+    def __init__(self, remaining: Remaining, names: Sequence[str], null: Sequence[bool]) -> None:
+        self.remaining, self.names, self.null = remaining, names, null
+        self.scene, self.sums = remaining.scene, remaining.sums
+        self.refused: list[str] = []
 
     def run(self, known: frozenset[str]) -> Explained:
         self._detect()
-        behind = () if self.sums is None else self.sums.sources
-        sources = list(dict.fromkeys([*self._causes(), *(s.cause for s in behind)]))
+        sources = self._sources()
         tried, rest = sources[: attribution.MOST], sources[attribution.MOST :]
-        together = frozenset(tried)
-        if together <= known and self._is_within(together):
-            return self._explained(together, None, (), ())
-        told = attribution.attribute(tried, self._squared, self._is_within)
+        together, remaining = frozenset(tried), self.remaining
+        if together <= known and remaining.within(together):
+            return self._explained(together)
+        told = attribution.attribute(tried, remaining.squared, remaining.within)
         rows = tuple(
             SourceRow(s, share, self._where(s), s in told.claimed)
             for s, share in told.shares.items()
         )
         claimed = sorted((row for row in rows if row.claimed), key=lambda row: -row.share)
         findings = tuple(self._finding(row, together, row is claimed[0]) for row in claimed)
-        return self._explained(together, told, rows, findings, rest)
+        return replace(
+            self._explained(together, rest), rows=rows, remainder=told.remainder, findings=findings
+        )
 
     def _detect(self) -> None:
+        remaining = self.remaining
         for detect in FORWARD:
-            if (self.isolations or self.sums) and self._split_is_within(self._found):
+            looked_for = bool(remaining.isolations or self.sums)
+            if looked_for and remaining.split_within(remaining.found):
                 break
-            before = self._found
             try:
-                self.isolations += detect(self.scene, self.isolations)
+                remaining.isolate(detect(self.scene, remaining.isolations))
             except Exception as error:  # a model may refuse the batches that a probe makes
                 self.refused.append(
                     "not every source could be looked for: a forward of a few examples raised "
                     f"{type(error).__name__}: {error}"
                 )
-            if self._found & before:  # more of a source that was isolated without it
-                self._forget()
 
-    def _explained(
-        self,
-        together: frozenset[str],
-        told: attribution.Attribution | None,
-        rows: tuple[SourceRow, ...],
-        findings: tuple[Finding, ...],
-        left_out: Sequence[str] = (),
-    ) -> Explained:
+    def _sources(self) -> list[str]:
+        """In the order in which they were found, those behind the forward last."""
+        forward = [str(isolation.cause) for isolation in self.remaining.isolations]
+        behind = [] if self.sums is None else [source.cause for source in self.sums.sources]
+        return list(dict.fromkeys([*forward, *behind]))
+
+    def _explained(self, together: frozenset[str], left_out: Sequence[str] = ()) -> Explained:
+        remaining = self.remaining
         return Explained(
             update=self.scene.group.update,
-            squared=self._squared(frozenset()),
-            rows=rows,
-            remainder=told.remainder if told else 0.0,
-            diverges=not self._is_within(frozenset()),
-            within=self._is_within(together),
-            left=tuple(self._left_with(together)),
-            tolerances=tuple(self._tolerance(together, t) for t in range(len(self.null))),
+            squared=remaining.squared(frozenset()),
+            diverges=not remaining.within(frozenset()),
+            within=remaining.within(together),
+            left=tuple(remaining.left(together)),
+            tolerances=tuple(remaining.allowed(together)),
             null=tuple(self.null),
-            findings=findings,
             notes=tuple(self._notes(left_out)),
             reruns=self.scene.reruns,
         )
 
-    # -- distances
-
-    @property
-    def _found(self) -> frozenset[str]:
-        return frozenset(self._causes())
-
-    def _causes(self) -> list[str]:
-        return [str(isolation.cause) for isolation in self.isolations]
-
-    def _forget(self) -> None:
-        for known in (self._left, self._split, self._within, self._nudged, self._apart):
-            known.clear()
-
-    def _split_with(self, isolated: frozenset[str]) -> list[float]:
-        """Distance over scale by tensor between the arms, with these sources isolated."""
-        forward = isolated & self._found
-        if forward not in self._split:
-            split, whole = self.scene.pair(self._chosen(forward))
-            scale = self.scene.oracle.scale
-            left = noise.relative(split.gradients, whole.gradients, scale)
-            if forward and self._may_be_noise(left):
-                self._nudged[forward] = noise.nudged(whole, scale)
-            if self.sums is not None:
-                self._apart[forward] = minus(split.gradients, whole.gradients)
-            self._split[forward] = left
-        return self._split[forward]
-
-    def _left_with(self, isolated: frozenset[str]) -> list[float]:
-        """The same with what the loop's sums add to the split, where they are not isolated."""
-        split = self._split_with(isolated)
-        if self.sums is None or not self.sums.besides(isolated):
-            return split
-        if isolated not in self._left:
-            besides = [source.error for source in self.sums.besides(isolated)]
-            apart = added(self._apart[isolated & self._found], *besides)
-            self._left[isolated] = list(map(ratio, norms(apart), self.scene.oracle.scale))
-        return self._left[isolated]
-
-    def _may_be_noise(self, left: Sequence[float]) -> bool:
-        """Beyond B's tolerance somewhere, and nowhere beyond the largest that noise may give it."""
-        judged = [t for t, is_null in enumerate(self.null) if not is_null]
-        beyond = any(left[t] > self.tolerances[t] for t in judged)
-        return beyond and all(left[t] <= split_tolerance(NULL) for t in judged)
-
-    def _chosen(self, isolated: frozenset[str]) -> list[Isolation]:
-        return [isolation for isolation in self.isolations if isolation.cause in isolated]
-
-    def _squared(self, isolated: frozenset[str]) -> float:
-        """Of the gradient as one vector, relative to the large batch's; null tensors left out.
-
-        Not each tensor over its scale: that depends on which sources are there.
-        """
-        oracle, left = self.scene.oracle, self._left_with(isolated)
-        judged = [t for t, is_null in enumerate(self.null) if not is_null]
-        size = norms(oracle.gradients)
-        whole = sum(size[t] ** 2 for t in judged) or sum(oracle.scale[t] ** 2 for t in judged)
-        return ratio(sum((left[t] * oracle.scale[t]) ** 2 for t in judged if left[t]), whole)
-
-    def _is_within(self, isolated: frozenset[str]) -> bool:
-        sums = self.sums is None or self.sums.within(isolated)
-        return sums and self._split_is_within(isolated & self._found)
-
-    def _split_is_within(self, forward: frozenset[str]) -> bool:
-        if forward not in self._within:
-            left = self._split_with(forward)
-            self._within[forward] = all(
-                is_null or left[t] <= self._tolerance(forward, t)
-                for t, is_null in enumerate(self.null)
-            )
-        return self._within[forward]
-
-    def _tolerance(self, isolated: frozenset[str], t: int) -> float:
-        """B's, or that of the noise of the isolated large batch where this is larger.
-
-        Statistics of a few examples magnify rounding as those of a whole group do not.
-        """
-        nudged = self._nudged.get(isolated & self._found)
-        own = self.tolerances[t]
-        return own if nudged is None else max(own, split_tolerance(nudged[t]))
-
     # -- words
 
     def _where(self, source: str) -> str:
-        places = [i.where for i in self.isolations if i.cause == source and i.where]
+        places = [i.where for i in self.remaining.isolations if i.cause == source and i.where]
         places += [s.where for s in self._behind(source)]
         return "; ".join(dict.fromkeys(places))
 
@@ -219,9 +126,10 @@ class _Explaining:
         text += "".join(f". {source.text}" for source in self._behind(row.source))
         if not first:
             return Finding(row.source, text, update=u)
-        raw, left = self._left_with(frozenset()), self._left_with(together)
-        allowed = [self._tolerance(together, t) for t in range(len(left))]
-        far, worst = self._worst(raw, self.tolerances), self._worst(left, allowed)
+        raw, left = self.remaining.left(frozenset()), self.remaining.left(together)
+        allowed = self.remaining.allowed(together)
+        far = self._worst(raw, self.remaining.allowed(frozenset()))
+        worst = self._worst(left, allowed)
         isolated = "isolated" if len(together) == 1 else f"with all {len(together)} isolated"
         text += (
             f". As it is, the split gradient of {self.names[far]!r} is {raw[far]:.3g} of its scale "
@@ -238,11 +146,10 @@ class _Explaining:
         )
 
     def _worst(self, left: Sequence[float], allowed: Sequence[float]) -> int:
-        judged = [t for t, is_null in enumerate(self.null) if not is_null]
-        return max(judged, key=lambda t: ratio(left[t], allowed[t]), default=0)
+        return max(self.remaining.judged, key=lambda t: ratio(left[t], allowed[t]), default=0)
 
     def _notes(self, left_out: Sequence[str]) -> Iterable[str]:
-        for isolation in self.isolations:
+        for isolation in self.remaining.isolations:
             yield from isolation.said()
         yield from dict.fromkeys(self.refused)
         if left_out:

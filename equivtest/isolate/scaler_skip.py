@@ -165,11 +165,6 @@ def explained(skips: Sequence[Skip], trace: Trace, isolate: str) -> Explained | 
         remainder=left / squared,
         diverges=True,
         within=True,
-        left=(),
-        tolerances=(),
-        null=(),
-        findings=(),
-        notes=(),
         reruns=len(apart),
     )
 
