@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
@@ -15,21 +14,15 @@ from equivtest.arms.bench import Bench
 from equivtest.arms.build import build
 from equivtest.arms.candidate import counter, group_counts
 from equivtest.arms.case import Case
+from equivtest.arms.keeping import Kept, fingerprint
 from equivtest.arms.oracle import Cut, Whole
 from equivtest.arms.replay import Replay, Start, replay
 from equivtest.arms.synchronised import as_one, for_each, rounds
 from equivtest.batches import Batches, Counts, added
 from equivtest.calling import ExperimentError
-from equivtest.distance import dense
 from equivtest.experiment import Experiment
-from equivtest.isolate.scene import Scene
-from equivtest.observe.trace import MicrobatchTrace, State, Tensors, Trace
+from equivtest.observe.trace import MicrobatchTrace, State, Trace
 from equivtest.plan import GroupLayout
-
-KEPT_EXPERIMENTS = 4
-KEPT_ORACLES = 16
-KEPT_BYTES = 1 << 30
-"""How many oracles and large batches are kept of an experiment, and what they may hold together."""
 
 
 class Reference:
@@ -41,6 +34,10 @@ class Reference:
     Args:
         cache: what this process keeps between cases.
         note: told which arm runs, where it survives the death of this process.
+
+    Attributes:
+        batches64: batches in float64, of inputs as they are stored.
+        seed: the experiment's.
     """
 
     def __init__(
@@ -51,11 +48,12 @@ class Reference:
         note: Callable[[str], None] = lambda _: None,
     ) -> None:
         self._experiment, self._case, self._note = experiment, case, note
-        self._kept = _kept_for(cache, f"{case.digest} on {case.device}")
+        self.seed = experiment.seed
+        self._kept = Kept(cache, f"{case.digest} on {case.device}")
         stored = case.precision.parameters
-        self._count = counter(experiment, self._kept, case.digest, stored)
+        self._count = counter(experiment, self._kept.held, case.digest, stored)
         self._batches = Batches(experiment, stored, device=case.device)
-        self._batches64 = Batches(experiment, stored, torch.float64, device=case.device)
+        self.batches64 = Batches(experiment, stored, torch.float64, device=case.device)
         self._printed: tuple[Start, tuple[bytes, ...]] | None = None
 
     @property
@@ -81,14 +79,16 @@ class Reference:
             ExperimentError: two calls give different parameters, or share one.
         """
         dtype = self._case.precision.parameters
-        return self._once(("initial", dtype), lambda: self._built_twice(dtype))
+        return self._kept.once(("initial", dtype), lambda: self._built_twice(dtype))
 
     def module(self) -> nn.Module:
         """A model in the case's dtype and as it was built, for optimizers to move."""
         dtype, device = self._case.precision.parameters, self._case.device
-        bench = self._once(("module", dtype), lambda: Bench(self._experiment, dtype, device=device))
+        bench = self._kept.once(
+            ("module", dtype), lambda: Bench(self._experiment, dtype, device=device)
+        )
         if not bench.intact():  # what an optimizer's factory may do to a model stays with that one
-            bench = self._kept["module", dtype] = Bench(self._experiment, dtype, device=device)
+            bench = self._kept.held["module", dtype] = Bench(self._experiment, dtype, device=device)
         initial = self.initial()
         bench.load(initial.parameters, initial.buffers)
         return bench.module
@@ -149,7 +149,7 @@ class Reference:
         if not any(start.buffers):
             return oracle.cut(tuple(sorted({ids for replica in group.ids for ids in replica})))
         key = ("split", group.ids, self._fingerprints(start))
-        return self._recent(key, lambda: self._replayed64(group, start))
+        return self._kept.recent(key, lambda: self._replayed64(group, start))
 
     def _replayed64(
         self,
@@ -159,43 +159,21 @@ class Reference:
     ) -> Cut:
         self._note("the replay in float64")
         counts = self.total(group)
-        whole = replay(self.bench64, self._batches64, group, counts, start, _drawn(seen))
+        whole = replay(self.bench64, self.batches64, group, counts, start, drawn(seen))
         return Cut(whole.expected, whole.scale, whole.loss)
-
-    def scene(
-        self, group: GroupLayout, start: Start, seen: Sequence[Sequence[MicrobatchTrace]]
-    ) -> Scene:
-        """Oracle and split of a group, for sources to be isolated in them."""
-        group = rounds(self.bench64.module, group)
-        counts = self.counts(group)
-        return Scene(
-            bench=self.bench64,
-            batches=self._batches64,
-            group=group,
-            start=start,
-            counts=self.total(group),
-            chunk_counts=tuple(
-                count
-                for ids, row in zip(group.ids, counts, strict=True)
-                for own, count in zip(ids, row, strict=True)
-                if own
-            ),
-            oracle=self.oracle(group, start),
-            cut=self.split(group, start, seen),
-            seen=_drawn(seen),
-            seed=self._experiment.seed,
-        )
 
     def oracle(self, group: GroupLayout, start: Start) -> Whole:
         """The whole group in float64, from the candidate's parameters and inputs as stored."""
         key = ("oracle", group.flat, self._fingerprints(start)[:2])
-        return self._recent(key, lambda: self._whole(self.bench64, self._batches64, group, start))
+        return self._kept.recent(
+            key, lambda: self._whole(self.bench64, self.batches64, group, start)
+        )
 
     def large(self, group: GroupLayout, start: Start, loss_scale: float) -> Whole:
         """The whole group in one batch in the case's precision."""
         name = self._case.precision.name
         key = ("large", name, group.flat, self._fingerprints(start)[:2], loss_scale)
-        return self._recent(
+        return self._kept.recent(
             key, lambda: self._whole(self.bench, self._batches, group, start, loss_scale)
         )
 
@@ -257,7 +235,7 @@ class Reference:
         context: Callable[[], Any],
         watch_dtypes: bool = False,
     ) -> Bench:
-        return self._once(
+        return self._kept.once(
             ("bench", name),
             lambda: Bench(self._experiment, dtype, context, self._case.device, watch_dtypes),
         )
@@ -280,56 +258,22 @@ class Reference:
             )
         return state
 
-    def _once(self, key: Any, make: Callable[[], Any]) -> Any:
-        if key not in self._kept:
-            self._kept[key] = make()
-        return self._kept[key]
-
-    def _recent(self, key: Any, make: Callable[[], Any]) -> Any:
-        """Keep the last few: a run over plans comes back to the first update's, not to others."""
-        recent: dict[Any, Any] = self._kept.setdefault("recent", {})
-        if key not in recent:
-            recent[key] = make()
-        recent[key] = recent.pop(key)
-        while len(recent) > 1 and (
-            len(recent) > KEPT_ORACLES or sum(r.held_bytes for r in recent.values()) > KEPT_BYTES
-        ):
-            recent.pop(next(iter(recent)))
-        return recent[key]
-
     def _fingerprints(self, start: Start) -> tuple[bytes, ...]:
         """Hashes of the parameters, and of the buffers of each replica."""
         if self._printed is None or self._printed[0] is not start:
-            self._printed = start, tuple(map(self._hash, (start.parameters, *start.buffers)))
+            stored = self._case.precision.parameters
+            prints = tuple(fingerprint(t, stored) for t in (start.parameters, *start.buffers))
+            self._printed = start, prints
         return self._printed[1]
 
-    def _hash(self, tensors: Tensors) -> bytes:
-        """A hash of the tensors' bits and of the dtype that inputs are stored in."""
-        digest = hashlib.blake2b(str(self._case.precision.parameters).encode(), digest_size=16)
-        for name in sorted(tensors):
-            value = dense(tensors[name].detach()).cpu().contiguous()
-            digest.update(name.encode())
-            digest.update(value.reshape(-1).view(torch.uint8).numpy().data)
-        return digest.digest()
 
-
-def _drawn(
+def drawn(
     seen: Sequence[Sequence[MicrobatchTrace]] | None,
 ) -> list[list[MicrobatchTrace]] | None:
     """What the microbatches drew and were sent, without the factors that the loop gave them."""
     if seen is None:
         return None
     return [[replace(m, factors=()) for m in replica] for replica in seen]
-
-
-def _kept_for(cache: dict[Any, Any], digest: str) -> dict[Any, Any]:
-    """What is kept of one experiment on one device, letting go of those used longest ago."""
-    experiments: dict[str, dict[Any, Any]] = cache.setdefault("experiments", {})
-    kept = experiments.pop(digest, {})
-    experiments[digest] = kept
-    while len(experiments) > KEPT_EXPERIMENTS:
-        experiments.pop(next(iter(experiments)))
-    return kept
 
 
 def _state_of(module: nn.Module) -> State:

@@ -14,6 +14,7 @@ from equivtest.isolate import scaler_skip
 from equivtest.isolate.explained import Explained
 from equivtest.isolate.explaining import explain
 from equivtest.isolate.loop_sums import loop_sums
+from equivtest.isolate.scene import scene_of
 from equivtest.isolate.sums import LoopSums
 
 
@@ -89,5 +90,5 @@ def explained(
     wanted = arms.case.isolate == "always" or (arms.case.isolate == "auto" and beyond)
     if not (wanted and c.repeatable and len(arms.group.flat) > 1):
         return None
-    scene = arms.reference.scene(arms.group, arms.start, arms.microbatches)
+    scene = scene_of(arms.reference, arms.group, arms.start, arms.microbatches)
     return explain(scene, arms.names, c.null, c.split_tolerances, sums, known=known)

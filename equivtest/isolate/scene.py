@@ -10,7 +10,9 @@ from typing import Any
 
 from equivtest.arms.bench import Bench
 from equivtest.arms.oracle import Cut, Whole
+from equivtest.arms.reference import Reference, drawn
 from equivtest.arms.replay import Start, replay
+from equivtest.arms.synchronised import rounds
 from equivtest.batches import Batches, Counts
 from equivtest.isolate.isolation import Isolation, Run, entered
 from equivtest.observe.trace import MicrobatchTrace
@@ -96,3 +98,35 @@ class Scene:
             around=self._around(isolations, whole=False),
         )
         return Cut(found.expected, found.scale, found.loss)
+
+
+def scene_of(
+    reference: Reference,
+    group: GroupLayout,
+    start: Start,
+    seen: Sequence[Sequence[MicrobatchTrace]],
+) -> Scene:
+    """Oracle and split of a group, for sources to be isolated in them.
+
+    Args:
+        seen: the candidate's microbatches by replica.
+    """
+    group = rounds(reference.bench64.module, group)
+    by_replica = zip(group.ids, reference.counts(group), strict=True)
+    return Scene(
+        bench=reference.bench64,
+        batches=reference.batches64,
+        group=group,
+        start=start,
+        counts=reference.total(group),
+        chunk_counts=tuple(
+            count
+            for ids, counts in by_replica
+            for own, count in zip(ids, counts, strict=True)
+            if own
+        ),
+        oracle=reference.oracle(group, start),
+        cut=reference.split(group, start, seen),
+        seen=drawn(seen),
+        seed=reference.seed,
+    )

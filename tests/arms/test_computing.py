@@ -70,8 +70,8 @@ def test_what_is_kept_of_an_experiment_is_of_one_device() -> None:
     )
     on_cpu = Reference(cache, experiment, CASE)
     on_gpu = Reference(cache, experiment, replace(CASE, device="cuda"))
-    assert on_cpu._once("bench", lambda: "cpu") == "cpu"
-    assert on_gpu._once("bench", lambda: "cuda") == "cuda"
+    assert on_cpu._kept.once("bench", lambda: "cpu") == "cpu"
+    assert on_gpu._kept.once("bench", lambda: "cuda") == "cuda"
 
 
 CASE = Case(Plan(1, 1, 1), precision("fp32"), (), None, None, "cpu", "")

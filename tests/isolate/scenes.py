@@ -17,7 +17,7 @@ from equivtest.arms.replay import Start
 from equivtest.compare import noise
 from equivtest.isolate.explained import Explained
 from equivtest.isolate.explaining import explain
-from equivtest.isolate.scene import Scene
+from equivtest.isolate.scene import Scene, scene_of
 
 TOLERANCE = 64 * 4 * 2.0**-53
 """Comparison B's where nothing magnifies rounding: 64 floors of 4 roundoffs."""
@@ -47,7 +47,7 @@ def a_scene(experiment: Experiment, plan: Plan = OF_8) -> Scene:
     reference = Reference({}, experiment, case)
     initial = reference.initial()
     start = Start(initial.parameters, (initial.buffers,) * plan.D)
-    return reference.scene(case.groups[0], start, ())
+    return scene_of(reference, case.groups[0], start, ())
 
 
 def explained(experiment: Experiment, plan: Plan = OF_8) -> Explained:

@@ -24,7 +24,7 @@ from equivtest.isolate.explained import Explained
 from equivtest.isolate.explaining import explain
 from equivtest.isolate.isolation import Isolation, Run
 from equivtest.isolate.normalising import Use, normalising
-from equivtest.isolate.scene import Scene
+from equivtest.isolate.scene import Scene, scene_of
 
 TOLERANCE = 64 * 4 * 2.0**-53
 """Comparison B's least."""
@@ -36,7 +36,7 @@ def a_scene(experiment: Experiment, plan: Plan) -> Scene:
     reference = Reference({}, experiment, case)
     initial = reference.initial()
     start = Start(initial.parameters, (initial.buffers,) * plan.D)
-    scene = reference.scene(case.groups[0], start, [])
+    scene = scene_of(reference, case.groups[0], start, [])
     return replace(scene, seen=None)
 
 

@@ -12,7 +12,7 @@ from torch import nn
 from equivtest import Experiment, Plan, Verdict
 from equivtest.arms import candidate
 from equivtest.arms.case import case_of
-from equivtest.arms.reference import Reference
+from equivtest.compare import sources
 from equivtest.compare.judge import judge
 from equivtest.isolate.scene import Scene
 from equivtest.pool import Seat, Shared, current_pool
@@ -39,7 +39,7 @@ def test_a_case_that_does_not_diverge_has_no_scene(monkeypatch: pytest.MonkeyPat
     def no_scene(*_: object) -> None:
         raise AssertionError("a scene was made")
 
-    monkeypatch.setattr(Reference, "scene", no_scene)
+    monkeypatch.setattr(sources, "scene_of", no_scene)
     assert judged(an_experiment(dense)).status == "equivalent"
 
 
