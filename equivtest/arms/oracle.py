@@ -238,8 +238,11 @@ class Whole:
         fixed = self._fixed_parts()
         try:
             single = self.cut(self._parts_of(1))
-        except (RuntimeError, ValueError, torch.jit.Error):
-            # torch refuses a single example (BatchNorm1d in training mode)
+        except Exception:
+            # torch refuses a single example (BatchNorm1d in training mode), or the user's own code
+            # does: an assertion, a division by the number of other examples.
+            return self.cut(fixed).scale, True
+        if not all(map(math.isfinite, single.scale)):  # a variance of one example
             return self.cut(fixed).scale, True
         # A loss over pairs is zero on single examples: then the whole gradient is what to go by.
         sizes = [max(s, n) for s, n in zip(single.scale, norms(self.gradients), strict=True)]
@@ -303,8 +306,10 @@ class Whole:
     def _jittered_run(self, k: int) -> Pass:
         generator = torch.Generator().manual_seed(k)
         eps = torch.finfo(self.bench.dtype).eps
+        real = self.bench.dtype
         moved = {
-            name: p.to(self.bench.dtype, copy=True) for name, p in self.state.parameters.items()
+            name: p.to(real.to_complex() if p.is_complex() else real, copy=True)
+            for name, p in self.state.parameters.items()
         }
         for p in moved.values():
             units = torch.randint(-2, 3, p.shape, generator=generator)

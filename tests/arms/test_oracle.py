@@ -232,3 +232,17 @@ def test_a_gradient_of_pure_rounding_does_not_make_examples_coupled() -> None:
             return (self.inner(x) + self.shift).softmax(-1)[:, :1]
 
     assert not whole(an_experiment(Shifted, curved.data, squared)).coupled
+
+
+def test_last_bits_of_a_complex_parameter_are_moved_in_both_parts() -> None:
+    class Turned(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.by = nn.Parameter(torch.tensor([0.6 + 0.8j]))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return (x * self.by).imag
+
+    made = an_experiment(Turned, pairs([[1], [2], [3]], [[0], [4], [0]]), squared)
+    found = whole(made)
+    assert not found.unsteady(0, found.scale[0])

@@ -154,3 +154,49 @@ def anchored(model: nn.Module, batch: Any) -> Loss:
     at, positives = batch
     scores = model(at) @ positives.T
     return Loss(F.cross_entropy(scores, torch.arange(len(at)), reduction="sum"), count=len(at))
+
+
+def less_the_others(x: Tensor) -> Tensor:
+    """Less the mean of the other examples, of which there must be one."""
+    return x - (x.sum(0) - x) * (1 / (len(x) - 1))
+
+
+class LessTheOthers(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return less_the_others(x)
+
+
+def from_the_others(model: nn.Module, batch: Any) -> Loss:
+    x, y = batch
+    assert len(x) > 1, "nothing to compare with"
+    return Loss(less_the_others(model(x) - y).square().sum(), count=len(x))
+
+
+class Deviations(nn.Module):
+    """In units of the batch's deviation: of a single example it is NaN."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x / (x.std(0) + 1)
+
+
+@pytest.mark.filterwarnings("ignore:std")
+@pytest.mark.parametrize(
+    ("made", "where"),
+    [
+        (on_vectors(lambda: around(LessTheOthers())), "first at `1` (LessTheOthers)"),
+        (on_vectors(around, from_the_others), "in the loss"),
+        (on_vectors(lambda: around(Deviations())), "first at `1` (Deviations)"),
+    ],
+)
+def test_what_refuses_a_single_example_is_isolated(made: Any, where: str) -> None:
+    verdict = check(made, Plan(2, 2, 2), expect="source.coupling")
+    assert verdict.passed, verdict.explain()
+    assert [row.where for row in verdict.source_rows] == [where]
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script.*:DeprecationWarning")
+def test_a_scripted_layer_that_couples_is_isolated_with_the_code_around_it() -> None:
+    def model() -> nn.Module:
+        return around(torch.jit.script(nn.Sequential(nn.Linear(6, 6), nn.BatchNorm1d(6))))
+
+    assert explained(on_vectors(model)).within

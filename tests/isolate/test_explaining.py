@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -12,6 +13,7 @@ from torch.nn import functional as F
 import equivtest
 from equivtest import Experiment, Loss, Plan, Rank
 from equivtest.compare.verdict import Finding, Verdict
+from equivtest.loops import accumulate
 
 
 def loss(model: nn.Module, batch: dict[str, Tensor]) -> Loss:
@@ -72,6 +74,55 @@ def test_the_loop_is_still_judged_beside_a_source() -> None:
     assert verdict.cause == "differs.gradient"
     assert verdict.sources["source.batchnorm"] >= 0.9999
     assert not replace(verdict, expect=("source.batchnorm",)).passed
+
+
+def changing(kind: type[nn.Module], name: str, value: float) -> Callable[[Rank], None]:
+    """The recipe, after an attribute of the model's layers of one kind was set."""
+
+    def loop(rank: Rank) -> None:
+        for layer in rank.module.modules():
+            if isinstance(layer, kind):
+                setattr(layer, name, value)
+        accumulate(rank)
+
+    return loop
+
+
+def test_a_loop_that_changes_the_layer_is_not_excused_by_it() -> None:
+    loop = changing(nn.BatchNorm1d, "eps", 1e-3)  # 1e-5 in the experiment's
+    verdict = check(normalised, loop=loop, expect="source.batchnorm")
+    assert verdict.causes == ("differs.gradient", "source.batchnorm")
+    assert not verdict.passed
+
+
+def test_random_numbers_that_the_replay_does_not_have_are_not_excused_by_it() -> None:
+    # As far as can be told from another draw, which a right loop's fused kernels may make.
+    loop = changing(nn.Dropout, "p", 0.1)  # 0.5 in the experiment's
+    verdict = check(an_experiment(nn.Dropout), loop=loop, expect="source.dropout")
+    assert (verdict.status, verdict.causes) == ("unexplained", ("source.dropout",))
+    assert not verdict.passed
+    assert "look the same here" in verdict.explain()
+
+
+def test_a_right_loop_with_kernels_of_its_own_is_explained() -> None:
+    def product(layer: nn.Module, args: tuple[Tensor, ...], out: Tensor) -> Tensor:
+        weight, bias = (p.to(out.dtype) for p in layer.parameters())
+        return (args[0].to(out.dtype).unsqueeze(1) * weight).sum(-1) + bias
+
+    def loop(rank: Rank) -> None:
+        for layer in rank.module.modules():
+            if isinstance(layer, nn.Linear):
+                layer.register_forward_hook(product)
+        accumulate(rank)
+
+    def model() -> nn.Module:
+        norm = nn.BatchNorm1d(8, track_running_stats=False)
+        return nn.Sequential(nn.Linear(5, 8), norm, nn.Tanh(), nn.Linear(8, 3))
+
+    made = replace(normalised, model=model)
+    verdict = equivtest.check(made, Plan(4, 2, 2), precision="bf16-mixed", loop=loop)
+    assert (verdict.status, verdict.causes) == ("explained", ("source.batchnorm",))
+    assert {row.state for row in verdict.rows if not row.null} == {"rounding"}
 
 
 @pytest.mark.parametrize("isolate", ["auto", "always"])

@@ -157,9 +157,20 @@ class Lab:
 
     @cached_property
     def chunk_counts(self) -> dict[tuple[int, ...], dict[str, float]]:
-        """Supervised elements of the chunks and of each example, by term."""
-        parts = [*self.chunks, *((i,) for i in self.examples)]
-        return {ids: self.forward([ids]).counts for ids in parts}
+        """Supervised elements of the chunks and of each example, by term.
+
+        Where the model or the loss refuses a single example (a mean over the others), its share of
+        its chunk's.
+        """
+        found: dict[tuple[int, ...], dict[str, float]] = {}
+        for chunk in self.chunks:
+            found[chunk] = self.forward([chunk]).counts
+            for i in chunk:
+                try:
+                    found[i,] = self.forward([(i,)]).counts
+                except Exception:
+                    found[i,] = {term: n / len(chunk) for term, n in found[chunk].items()}
+        return found
 
     @contextmanager
     def _running(
