@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 
+import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 from torch.utils.hooks import RemovableHandle
@@ -88,6 +89,8 @@ def watching(module: nn.Module, seen: list[Extreme]) -> Iterator[None]:
         return hook
 
     for name, part in module.named_modules():
+        if isinstance(part, torch.jit.ScriptModule):
+            continue  # takes no hooks
         handles.append(part.register_forward_hook(called(name, type(part).__name__)))
     for name, parameter in module.named_parameters():
         if parameter.requires_grad:

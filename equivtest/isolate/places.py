@@ -38,9 +38,13 @@ IN_THE_LOSS = Place("", "")
 
 
 def places(model: nn.Module) -> Iterator[tuple[nn.Module, Place]]:
-    """Every module of the model with its place."""
+    """Every module of the model with its place, but scripted ones.
+
+    Those take no hooks, and call nothing that Python sees.
+    """
     for name, module in model.named_modules():
-        yield module, Place(name, type(module).__name__)
+        if not isinstance(module, torch.jit.ScriptModule):
+            yield module, Place(name, type(module).__name__)
 
 
 @contextmanager
@@ -53,8 +57,6 @@ def running(model: nn.Module) -> Iterator[Callable[[], Place]]:
 
     with ExitStack() as hooks:
         for module, place in places(model):
-            if isinstance(module, torch.jit.ScriptModule):
-                continue  # takes no hooks, and calls nothing that Python sees
 
             def enter(_: nn.Module, __: Any, place: Place = place) -> None:
                 within.append(place)

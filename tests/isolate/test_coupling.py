@@ -43,6 +43,10 @@ EXPERIMENTS = {
         on_vectors(lambda: around(Standardised())),
         "first at `1.spread` (Spread), isolated as all of `1` (Standardised)",
     ),
+    "behind a scripted layer": (
+        on_vectors(lambda: around(torch.jit.script(nn.Linear(6, 6)), Centred())),
+        "first at `2` (Centred)",
+    ),
     "rows of examples in turns": (
         on_vectors(lambda: around(InTurns())),
         "first at `1.middle` (Centred)",
@@ -77,6 +81,7 @@ EXPERIMENTS = {
 }
 
 
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")
 @pytest.mark.parametrize("plan", [Plan(2, 2, 2), Plan((3, 1), 2, 2)], ids=str)
 @pytest.mark.parametrize("case", EXPERIMENTS)
 def test_explained_and_named(case: str, plan: Plan) -> None:

@@ -201,6 +201,22 @@ def test_points_come_in_order_with_their_largest_magnitudes() -> None:
     ]
 
 
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")
+def test_a_scripted_layer_takes_no_hooks_and_its_parameters_are_seen() -> None:
+    model = nn.Sequential(torch.jit.script(nn.Linear(1, 1, bias=False)), nn.ReLU())
+    model[0].weight.data.fill_(3.0)
+    seen: list[Extreme] = []
+    with watching(model, seen):
+        model(torch.tensor([[2.0]])).sum().backward()
+    assert [(e.kind, e.name) for e in seen] == [
+        (OUTPUT, "1"),
+        (OUTPUT, ""),
+        (GRADIENT_AT, "1"),
+        (GRADIENT_AT, ""),
+        (GRADIENT_OF, "0.weight"),
+    ]
+
+
 def point(kind: str, name: str, largest: float, dtype: str = "float16") -> Extreme:
     return Extreme(kind, name, "Linear", 0, dtype, largest)
 
