@@ -96,19 +96,22 @@ class Cause(StrEnum):
         "source.batchnorm",
         "BatchNorm takes its statistics from a microbatch where the large batch takes them from "
         "all of its examples. It is no mistake of the loop: keep the microbatch size when you "
-        "compare runs, freeze the statistics, or use a normalisation by example (GroupNorm). "
-        "Running statistics move once a microbatch too, so the same momentum forgets sooner.",
+        "compare runs, freeze the statistics, or use a normalisation by example (GroupNorm); "
+        "SyncBatchNorm takes away what D does, not what A does. Running statistics move once a "
+        "microbatch too: with a momentum they forget sooner.",
     )
     DROPOUT = (
         "source.dropout",
         "The forward draws random numbers, and a split draws others than the large batch. It is no "
-        "mistake of the loop: runs agree on average over masks, not number by number.",
+        "mistake of the loop and there is nothing to change: compare runs by their means over "
+        "seeds, or with p=0 number by number.",
     )
     COUPLING = (
         "source.coupling",
         "Examples see each other in the model, the loss or collate, and a split shows each of them "
         "fewer others. It is no mistake of the loop, but microbatch size is a hyperparameter then: "
-        "keep it, gather across microbatches and replicas, or mask what leaks.",
+        "keep it, gather across microbatches and replicas, or mask what leaks (through padding, "
+        "look also at collate and at slices that treat the longest example otherwise).",
     )
     BRANCH = (
         "source.branch",

@@ -25,6 +25,15 @@ def margin(value: float | None) -> str:
     return f"{value:.2f}" if value < 99.995 else _compact(f"{value:.1e}")
 
 
+def share(value: float, decimals: int = 0) -> str:
+    """A part of a whole in per cent; ``<1%`` for what would round to nothing, and never ``-0%``."""
+    least = 10.0**-decimals
+    per_cent = 100 * value
+    if 0 < per_cent < least / 2:
+        return f"<{least:g}%"
+    return f"{per_cent:.{decimals}f}%" if abs(per_cent) >= least / 2 else "0%"
+
+
 def quantity(value: float | None) -> str:
     """A loss, a learning rate, a scale: six significant digits, whole numbers whole."""
     if value is None:

@@ -22,9 +22,7 @@ def explain(verdict: Verdict) -> str:
     if verdict.status is Status.ERROR:
         lines += _error(verdict)
     elif verdict.findings or verdict.status in (Status.FAULT, Status.UNEXPLAINED):
-        lines += _why(verdict) + _what_to_change(verdict)
-    elif verdict.status is Status.EXPLAINED:
-        lines += _labelled("Sources", [sources_text(verdict)])
+        lines += _why(verdict) + _tried(verdict) + _what_to_change(verdict)
     if (
         verdict.status not in (Status.EQUIVALENT, Status.NOT_RUN, Status.ERROR)
         or not verdict.passed
@@ -40,6 +38,8 @@ def explain(verdict: Verdict) -> str:
 def first_line(verdict: Verdict) -> str:
     """Status, causes, case and the headline; what was expected, if that was something else."""
     card = verdict.card
+    if verdict.status is Status.EXPLAINED and not verdict.passed:
+        return f"{_not_expected(verdict)}: {card.plan} in {card.precision}: {headline(verdict)}"
     expected = "" if verdict.passed else _expected(verdict)
     causes = f" ({'; '.join(map(str, verdict.causes))})" if verdict.causes else ""
     if verdict.status is Status.EQUIVALENT and not verdict.passed:
@@ -98,7 +98,8 @@ def what_to_change(cause: str) -> str:
 def sources_text(verdict: Verdict) -> str:
     """Each isolated source with its share of the squared distance, the largest first."""
     shares = sorted(verdict.sources.items(), key=lambda item: (-item[1], item[0]))
-    return ", ".join(f"{name} {share:.0%}" for name, share in shares) or "no source was isolated"
+    told = ", ".join(f"{name} {figures.share(share)}" for name, share in shares)
+    return told or "no source was isolated"
 
 
 def judged(verdict: Verdict) -> str:
@@ -147,7 +148,8 @@ def worst_tensors(verdict: Verdict, limit: int = _TENSORS) -> list[str]:
     cells: list[tuple[str, ...]] = [head]
     cells += [_cells(row) for row in rows]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    count = f"{beyond} of {figures.several(len(verdict.rows), 'row')} beyond tolerance"
+    of_all = figures.several(len(verdict.rows), "row")
+    count = f"{beyond} of {of_all} beyond tolerance" if beyond else f"all {of_all} within tolerance"
     return [f"Worst tensors ({count}):", *(_aligned(row, widths) for row in cells)]
 
 
@@ -173,7 +175,7 @@ def _cells(row: TensorRow) -> tuple[str, ...]:
         figures.distance(distance),
         figures.distance(tolerance),
         figures.margin(row.margin),
-        figures.distance(row.noise_floor),
+        figures.ABSENT if row.null else figures.distance(row.noise_floor),
         compared_with,
     )
 
@@ -196,13 +198,45 @@ def _what_to_change(verdict: Verdict) -> list[str]:
     causes = verdict.causes
     texts = [what_to_change(causes[0])] if causes else []
     texts += [f"({cause}) {_whole_prose(cause)}" for cause in causes[1:]]
-    return _labelled("What to change", [text for text in texts if text])
+    return _labelled("What to change", [text for text in texts if text]) + _to_accept(verdict)
 
 
 def _error(verdict: Verdict) -> list[str]:
     """The text below its first line, which the headline has."""
     _, _, rest = reason(verdict).strip().partition("\n")
     return rest.rstrip().splitlines()
+
+
+def _not_expected(verdict: Verdict) -> str:
+    """An explained case that was expected otherwise: what is too many and what is missing."""
+    found, wanted = list(verdict.causes), verdict.expect
+    told = f"explained by {' and '.join(found)}"
+    if wanted == ("equivalent",):
+        return f"{told}, expected equivalent"
+    lacking = [cause for cause in found if cause not in wanted]
+    extra = [cause for cause in wanted if cause not in found]
+    parts = [f"{', '.join(lacking)} was not expected"] if lacking else []
+    parts += [f"{', '.join(extra)} was expected and is not needed"] if extra else []
+    return f"{told}, and {'; '.join(parts)}"
+
+
+def _tried(verdict: Verdict) -> list[str]:
+    """What isolation took away where it does not explain the case."""
+    if verdict.status is not Status.UNEXPLAINED or not verdict.source_rows:
+        return []
+    left = figures.share(verdict.remainder or 0.0, 2)
+    return _labelled("Isolated", [f"{sources_text(verdict)}; left with all of them: {left}"])
+
+
+def _to_accept(verdict: Verdict) -> list[str]:
+    """How an explained case is made to pass: a test says what it takes for granted."""
+    if verdict.status is not Status.EXPLAINED or verdict.passed:
+        return []
+    causes = sorted(verdict.causes)
+    given = (
+        f'"{causes[0]}"' if len(causes) == 1 else "{" + ", ".join(f'"{c}"' for c in causes) + "}"
+    )
+    return _labelled("To accept it", [f"expect={given}"])
 
 
 def _expected(verdict: Verdict) -> str:

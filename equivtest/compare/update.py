@@ -258,6 +258,8 @@ class _UpdateJudge:
         found += [] if sums is None else sums_finding(arms.u, arms.names, a)
         told = sources.explained(arms, c, sums, beyond=bool(found), known=self.known_sources)
         if told is None:
+            if found and arms.case.isolate == "never":
+                self.notes.append("sources were not isolated (isolate='never'): none is named")
             return found
         self.explained = told
         self.notes += told.notes

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
 from equivtest.arms.oracle import NULL, Whole
+from equivtest.compare import figures
 from equivtest.compare.tables import SourceRow
 from equivtest.compare.verdict import Finding
 from equivtest.distance import ratio
@@ -120,8 +121,8 @@ class _Explaining:
         where = f"{row.where}: " if row.where else ""
         against = "; negative: while others are left on, isolating it takes the two further apart"
         text = (
-            f"{where}{row.share:.2%} of the squared distance between split and large batch in "
-            f"update {u}{against if row.share < 0 else ''}"
+            f"{where}{figures.share(row.share, 2)} of the squared distance between split and large "
+            f"batch in update {u}{against if row.share < 0 else ''}"
         )
         text += "".join(f". {source.text}" for source in self._behind(row.source))
         if not first:

@@ -153,10 +153,11 @@ def _sources(verdict: Verdict) -> Iterable[tuple[str, str, float, str]]:
     """Source, share, length of its bar in per cent and where it enters; what none explains last."""
     for row in sorted(verdict.source_rows, key=lambda row: -row.share):
         where = row.where if row.claimed else "; ".join(filter(None, (row.where, "not needed")))
-        yield row.source, f"{row.share:.2%}", _part(row.share), where
+        yield row.source, figures.share(row.share, 2), _part(row.share), where
     if verdict.remainder is not None:
         left = verdict.remainder
-        yield "left by all of them", f"{left:.2%}", _part(left), f"{figures.distance(left)} of it"
+        told = f"{figures.distance(left)} of it"
+        yield "left by all of them", figures.share(left, 2), _part(left), told
 
 
 def _part(share: float) -> float:
@@ -204,7 +205,7 @@ def _tensor(row: TensorRow, with_parameters: bool) -> TensorView:
         tensor=row.tensor,
         what=f"{' × '.join(map(str, row.shape)) or 'scalar'} {row.dtype.removeprefix('torch.')}",
         state=", ".join([row.state, *kinds]),
-        floor=figures.distance(row.noise_floor),
+        floor=figures.ABSENT if row.null else figures.distance(row.noise_floor),
         comparisons=tuple(
             (
                 figures.distance(d),

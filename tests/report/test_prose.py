@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import pytest
 import verdicts
 
+from equivtest.compare import figures
 from equivtest.compare.cause import Cause
 from equivtest.compare.prose import explain, headline, what_happened, what_to_change
+from equivtest.compare.tables import SourceRow
 from equivtest.compare.verdict import Finding, Status
 from equivtest.plan import Plan
 
@@ -96,3 +99,61 @@ def test_a_finding_without_a_cause_speaks_for_itself() -> None:
         PLAN, status=Status.UNEXPLAINED, findings=(Finding("", "head.weight is 1.4 off."),)
     )
     assert headline(verdict) == "head.weight is 1.4 off."
+
+
+def explained(expect: tuple[str, ...], *causes: str) -> str:
+    findings = tuple(Finding(cause, f"first at `{cause}`.", update=0) for cause in causes)
+    rows = tuple(SourceRow(cause, 1 / len(causes), "", claimed=True) for cause in causes)
+    return explain(
+        verdicts.equivalent(
+            PLAN, status=Status.EXPLAINED, findings=findings, source_rows=rows, expect=expect
+        )
+    )
+
+
+def test_an_explained_case_that_was_not_expected_says_how_to_accept_it() -> None:
+    lines = explained(("equivalent",), "source.batchnorm").splitlines()
+    assert lines[0].startswith("explained by source.batchnorm, expected equivalent: m4-A2-D2")
+    assert 'To accept it: expect="source.batchnorm"' in lines
+    assert "Worst tensors (all 8 rows within tolerance):" in lines
+    lines = explained(("equivalent",), "source.dropout", "source.batchnorm").splitlines()
+    assert 'To accept it: expect={"source.batchnorm", "source.dropout"}' in lines
+
+
+def test_a_source_too_many_and_one_that_is_missing_are_told_apart() -> None:
+    text = explained(("source.batchnorm",), "source.batchnorm", "source.dropout")
+    assert "source.dropout was not expected: m4" in text.splitlines()[0]
+    text = explained(("source.batchnorm", "source.dropout"), "source.batchnorm")
+    assert "source.dropout was expected and is not needed: m4" in text.splitlines()[0]
+
+
+def test_an_expected_source_is_no_reason_to_say_how_to_accept_it() -> None:
+    assert "To accept it" not in explained(("source.batchnorm",), "source.batchnorm")
+
+
+def test_what_isolation_left_is_said_where_it_explains_nothing() -> None:
+    verdict = verdicts.fault(
+        PLAN,
+        status=Status.UNEXPLAINED,
+        findings=(Finding("", "the split gradient is 0.4 of its scale away"),),
+        source_rows=(SourceRow("source.dropout", 0.25, "", claimed=False),),
+        remainder=0.75,
+    )
+    assert "Isolated: source.dropout 25%; left with all of them: 75.00%" in explain(verdict)
+
+
+@pytest.mark.parametrize(
+    ("value", "decimals", "text"),
+    [
+        (1.0, 0, "100%"),
+        (0.784, 0, "78%"),
+        (0.004, 0, "<1%"),
+        (0.0, 0, "0%"),
+        (-0.003, 0, "0%"),
+        (-0.35, 0, "-35%"),
+        (0.00001, 2, "<0.01%"),
+        (0.9999, 2, "99.99%"),
+    ],
+)
+def test_a_share_is_never_minus_nothing(value: float, decimals: int, text: str) -> None:
+    assert figures.share(value, decimals) == text

@@ -22,12 +22,13 @@ def explain(skip: Skip, trace: Trace, unit: str | None) -> str:
         (True, False): "was skipped, and the large batch applies it",
         (False, True): "was applied, and the large batch skips it",
     }[skip.split, skip.large]
-    parts = [str(skip.overflow), _when(skip, trace)]
+    parts = [str(skip.overflow)]
     if skip.D > 1:
         parts.append(
             f"what decides is the factor D={skip.D} on the loop's loss, which the wrapper's "
             "average takes out again: with it the large batch overflows as well"
         )
+    parts.append(_when(skip, trace))
     if not skip.weighed:
         parts.append("the loop's factor on its losses is not the plan's, D over the group's count")
     if skip.split:
