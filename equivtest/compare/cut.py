@@ -1,4 +1,4 @@
-"""The loop beside the float64 split, where a source keeps the oracle from judging it. Pure.
+"""The loop beside the float64 split, where a source keeps the oracle from judging it.
 
 Where the split is not the large batch (B fails) the oracle's distance says nothing of the loop, and
 that sources explain the split says nothing either: a loop with another ``eps`` in its BatchNorm is
@@ -10,15 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from equivtest.arms.oracle import Cut, Whole
-from equivtest.arms.replay import Replay
 from equivtest.compare import noise
+from equivtest.compare.arms import UpdateArms
 from equivtest.compare.gradient import AgainstOracle, AgainstReplay
 from equivtest.compare.telling import over
 from equivtest.compare.tolerance import floors, oracle_tolerance
 from equivtest.compare.verdict import Finding
 from equivtest.distance import MaybeTensors, farthest, norms, ratio
-from equivtest.precision import Precision
 
 
 def undecided(states: Sequence[str], a: Sequence[AgainstReplay], c: AgainstOracle) -> list[int]:
@@ -33,35 +31,39 @@ def undecided(states: Sequence[str], a: Sequence[AgainstReplay], c: AgainstOracl
 
 
 def beside_cut(
-    states: Sequence[str],
-    tensors: Sequence[int],
+    arms: UpdateArms,
     gradients: Sequence[MaybeTensors],
-    replay: Replay,
-    cut: Cut,
-    large: Whole,
-    oracle: Whole,
-    precision: Precision,
+    states: Sequence[str],
+    a: Sequence[AgainstReplay],
+    c: AgainstOracle,
 ) -> list[str]:
-    """The states, with those of ``tensors`` as their distance from the split decides.
+    """The states, with those that are ``undecided`` as their distance from the split decides.
 
-    By C's rules, with a floor made of the replay's own distance from the split and the large
-    batch's from the oracle: both are rounding.
+    If the loop's forwards have the plan's examples and draw nothing: with other microbatches or
+    other random numbers a right loop has another gradient. By C's rules, with a floor made of the
+    replay's own distance from the split and the large batch's from the oracle: both are rounding.
 
     Args:
         gradients: the candidate's, by rank.
-        cut: the plan's microbatches in float64.
     """
+    tensors, decided = undecided(states, a, c), list(states)
+    planned = all(
+        [m.ids for m in replica] == list(ids)
+        for replica, ids in zip(arms.microbatches, arms.group.ids, strict=True)
+    )
+    if not tensors or not planned or c.drew or arms.drew:
+        return decided
+    cut, oracle, precision = arms.split, arms.oracle, arms.case.precision
     scale = oracle.scale
     sizes = [0 if g is None else g.numel() for g in cut.gradients]
     floor = floors(
         [
-            noise.relative(replay.expected, cut.gradients, scale),
-            noise.relative(large.gradients, oracle.gradients, scale),
+            noise.relative(arms.replay.expected, cut.gradients, scale),
+            noise.relative(arms.large.gradients, oracle.gradients, scale),
         ],
         sizes,
     )
     away, held = farthest(gradients, cut.gradients), norms(cut.gradients)
-    decided = list(states)
     for t in tensors:
         tolerance = oracle_tolerance(precision, floor[t])
         if floor[t] > precision.cap:

@@ -201,7 +201,8 @@ class _UpdateJudge:
             weights = self._weights(a)
         if sums is None:
             states = decides(a, arms.replay, c, weights, arms.case.precision)
-            states = states if c is None else self._beside_cut(states, a, c)
+            if c is not None:
+                states = beside_cut(arms, gradients, states, a, c)
             self.notes += rounding_note(arms.u, states)
         else:
             states = ["equal" if one.within else "rounding" for one in a]
@@ -222,32 +223,6 @@ class _UpdateJudge:
         if sums is not None:
             rows = [replace(row, exact_distance=d) for row, d in zip(rows, sums.left, strict=True)]
         return c, tuple(rows)
-
-    def _beside_cut(
-        self, states: list[str], a: Sequence[AgainstReplay], c: AgainstOracle
-    ) -> list[str]:
-        """What the float64 split decides where a source keeps the oracle from it.
-
-        If the loop's forwards have the plan's examples and draw nothing: with other microbatches or
-        other random numbers a right loop has another gradient.
-        """
-        arms, tensors = self.arms, undecided(states, a, c)
-        planned = all(
-            [m.ids for m in replica] == list(ids)
-            for replica, ids in zip(arms.microbatches, arms.group.ids, strict=True)
-        )
-        if not tensors or not planned or c.drew or arms.drew:
-            return states
-        return beside_cut(
-            states,
-            tensors,
-            self.gradients,
-            arms.replay,
-            arms.split,
-            arms.large,
-            arms.oracle,
-            arms.case.precision,
-        )
 
     def _split(
         self, c: AgainstOracle, a: Sequence[AgainstReplay], sums: LoopSums | None

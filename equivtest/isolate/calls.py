@@ -66,8 +66,6 @@ def watching(model: nn.Module) -> Iterator[list[Call]]:
     seen = _Watching()
     with ExitStack() as hooks:
         for module, place in places(model):
-            if isinstance(module, torch.jit.ScriptModule):
-                continue  # takes no hooks, and calls nothing that Python sees
 
             def after(module: nn.Module, _: Any, result: Any, place: Place = place) -> None:
                 seen.after(place, module, result)
