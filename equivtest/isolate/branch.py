@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from equivtest.compare.cause import Cause
-from equivtest.isolate.cut.parts import find
+from equivtest.isolate.cut.parts import common, find
 from equivtest.isolate.deciding import Decision, deciding, flipped
 from equivtest.isolate.isolation import Isolation, Run, entered
 from equivtest.isolate.scene import Scene
@@ -124,9 +124,7 @@ def _over(whole: Tensor, own: Tensor) -> Tensor:
     Padded to its own longest example it is shorter: what lies beyond stays.
     """
     result = whole.clone()
-    block = result
-    for axis, size in enumerate(map(min, whole.shape, own.shape)):
-        block, own = block.narrow(axis, 0, size), own.narrow(axis, 0, size)
+    block, own = common(result, own)
     block.copy_(own)
     return result
 

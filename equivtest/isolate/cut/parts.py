@@ -41,6 +41,19 @@ class Parts:
         return torch.cat(list(parts), self.axis).index_select(self.axis, back.to(parts[0].device))
 
 
+def common(a: Tensor, b: Tensor, *, at_end: bool = False) -> tuple[Tensor, Tensor]:
+    """Views of what tensors of as many axes both have, where one is padded.
+
+    Args:
+        at_end: padding comes first.
+    """
+    for axis, (x, y) in enumerate(zip(a.shape, b.shape, strict=True)):
+        both = min(x, y)
+        a = a.narrow(axis, x - both if at_end else 0, both)
+        b = b.narrow(axis, y - both if at_end else 0, both)
+    return a, b
+
+
 def find(whole: Tensor, own: Sequence[Tensor], sizes: Sequence[int]) -> Parts | None:
     """The parts of ``whole`` that are most like what the microbatches have by themselves.
 
@@ -75,8 +88,7 @@ class _Candidate:
         axis, distance, norm = self.parts.axis, 0.0, 0.0
         for mine, theirs, shape in zip(self.parts.cut(whole), own, self.opened, strict=True):
             a, b = mine.unflatten(axis, shape), theirs.unflatten(axis, shape)
-            for at, size in enumerate(map(min, a.shape, b.shape)):
-                a, b = a.narrow(at, 0, size), b.narrow(at, 0, size)
+            a, b = common(a, b)
             distance += float((a - b).square().sum())
             norm += float(a.square().sum())
         return math.sqrt(distance / norm) if norm else math.inf

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from equivtest.isolate.calls import by_key, tensors
 from equivtest.isolate.cut.modules import NotCuttable
+from equivtest.isolate.cut.parts import common
 from equivtest.isolate.probe.entry import moved
 from equivtest.isolate.probe.lab import Lab, alike
 
@@ -84,8 +85,5 @@ def _moved(a: Tensor, b: Tensor, side: str) -> bool:
     """The smaller tensor is not what stands at that side of the larger one."""
     if a.ndim != b.ndim:
         return True
-    for axis, (x, y) in enumerate(zip(a.shape, b.shape, strict=True)):
-        shorter = min(x, y)
-        a = a.narrow(axis, 0 if side == LEADING else x - shorter, shorter)
-        b = b.narrow(axis, 0 if side == LEADING else y - shorter, shorter)
+    a, b = common(a, b, at_end=side == TRAILING)
     return bool(moved(b, a, MOVED).any())

@@ -9,6 +9,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from equivtest.isolate.cut import axes
 from equivtest.isolate.places import Place
 
 Order = Literal["major", "minor", "alike"]
@@ -158,10 +159,7 @@ def examples_axis(at_two: Sequence[int] | None, at_three: Sequence[int] | None) 
     """
     if at_two is None or at_three is None:
         raise NoLayoutError("how often it draws depends on the number of examples")
-    if tuple(at_two) == tuple(at_three):
-        return Layout(None)
-    if len(at_two) == len(at_three):
-        moved = [a for a, (x, y) in enumerate(zip(at_two, at_three, strict=True)) if x != y]
-        if len(moved) == 1 and at_two[moved[0]] * 3 == at_three[moved[0]] * 2:
-            return Layout(moved[0])
-    raise NoLayoutError(f"{list(at_two)} numbers for two examples, {list(at_three)} for three")
+    found = axes.layout([at_two, at_three], (2, 3))
+    if not found.known or len(found.axes) > 1:
+        raise NoLayoutError(f"{list(at_two)} numbers for two examples, {list(at_three)} for three")
+    return Layout(found.axes[0] if found.axes else None)
