@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 
 from equivtest.compare.cause import Cause
 from equivtest.isolate.calls import elements
@@ -53,20 +54,30 @@ class RandomNumbers(Isolation):
 def detect(scene: Scene, _: Sequence[Isolation]) -> list[Isolation]:
     """A forward that draws."""
     drew = any(m.rng is not None for replica in scene.seen or () for m in replica)
-    if not (drew or scene.oracle.drew):
+    if not (drew or scene.oracle.drew or _draws_by_itself(scene)):
         return []
     layouts = layouts_of(scene)
     return [RandomNumbers(layouts, f"first {layouts.first}" if layouts.first else "")]
 
 
+def _draws_by_itself(scene: Scene) -> bool:
+    """By a generator of the model's own, which is in no state that is watched."""
+    ids = scene.group.flat
+    with Keyed(scene.bench.module, ids, (scene.seed, scene.group.update)) as keyed:
+        _forward(scene, ids)
+    return keyed.first is not None
+
+
 def layouts_of(scene: Scene) -> Layouts:
     """How the draws of the scene's forward hold a batch."""
-
-    def forward(ids: Sequence[int]) -> float:
-        scene.bench.load(scene.start.parameters, scene.start.buffers[0])
-        made, terms = scene.bench.losses(scene.batches(ids))
-        pairs = zip(made, terms, strict=True)
-        return sum(float(loss.total.detach()) for loss, term in pairs if term is not None)
-
     lengths = {i: elements(scene.batches((i,))) for i in scene.group.flat}
-    return probe(scene.bench.module, forward, lengths, (scene.seed, scene.group.update))
+    key = scene.seed, scene.group.update
+    return probe(scene.bench.module, partial(_forward, scene), lengths, key)
+
+
+def _forward(scene: Scene, ids: Sequence[int]) -> float:
+    """The sum of the loss totals of a batch."""
+    scene.bench.load(scene.start.parameters, scene.start.buffers[0])
+    made, terms = scene.bench.losses(scene.batches(ids))
+    pairs = zip(made, terms, strict=True)
+    return sum(float(loss.total.detach()) for loss, term in pairs if term is not None)

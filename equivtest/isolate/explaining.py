@@ -101,7 +101,7 @@ class _Explaining:
             left=tuple(remaining.left(together)),
             tolerances=tuple(remaining.allowed(together)),
             null=tuple(self.null),
-            notes=tuple(self._notes(left_out)),
+            notes=tuple(self._notes(together, left_out)),
             reruns=self.scene.reruns,
         )
 
@@ -149,7 +149,13 @@ class _Explaining:
     def _worst(self, left: Sequence[float], allowed: Sequence[float]) -> int:
         return max(self.remaining.judged, key=lambda t: ratio(left[t], allowed[t]), default=0)
 
-    def _notes(self, left_out: Sequence[str]) -> Iterable[str]:
+    def _notes(self, together: frozenset[str], left_out: Sequence[str]) -> Iterable[str]:
+        if not self.remaining.within(together) and self.scene.reorders:
+            yield (
+                "collate puts examples in an order of its own (by length, say): which row is which "
+                "example is not known, and nothing could be isolated by example: keep their order "
+                "in collate and sort in the model (pack_padded_sequence(enforce_sorted=False) does)"
+            )
         for isolation in self.remaining.isolations:
             yield from isolation.said()
         yield from dict.fromkeys(self.refused)

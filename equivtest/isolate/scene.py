@@ -8,12 +8,15 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
+import torch
+
 from equivtest.arms.bench import Bench
 from equivtest.arms.oracle import Cut, Whole
 from equivtest.arms.reference import Reference, drawn
 from equivtest.arms.replay import Start, replay
 from equivtest.arms.synchronised import rounds
 from equivtest.batches import Batches, Counts
+from equivtest.isolate.calls import tensors
 from equivtest.isolate.isolation import Isolation, Run, entered
 from equivtest.observe.trace import MicrobatchTrace
 from equivtest.plan import GroupLayout
@@ -54,6 +57,13 @@ class Scene:
     @cached_property
     def whole_batch(self) -> Any:
         return self.batches(self.group.flat)
+
+    @property
+    def reorders(self) -> bool:
+        """Collate makes the same batch of the group's examples in another order."""
+        ids = self.group.flat
+        made, turned = tensors(self.whole_batch), tensors(self.batches(ids[::-1]))
+        return len(made) == len(turned) and all(map(torch.equal, made, turned))
 
     def run(self, ids: Sequence[int]) -> Run:
         """What a forward of ``ids`` is to an isolation."""

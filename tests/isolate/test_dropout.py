@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.checkpoint import checkpoint
+from torch.utils.data import default_collate
 
 from equivtest import Experiment, Loss, Plan, check
 
@@ -126,8 +127,36 @@ class OnlyFours(nn.Module):
         return F.dropout(x, self.rate)
 
 
+class SeededAnew(nn.Module):
+    """The same numbers in every forward, by row and not by example."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        generator = torch.Generator().manual_seed(3)
+        return x + torch.randn(x.shape, generator=generator, dtype=x.dtype)
+
+
+def test_a_generator_of_the_models_own_is_isolated() -> None:
+    told = scenes.explained(scenes.on_vectors(lambda: scenes.around(SeededAnew())))
+    assert told.within
+    assert [(row.source, row.where) for row in told.rows] == [
+        ("source.dropout", "first at `1` (SeededAnew)")
+    ]
+
+
 class TestWhatIsLeft:
     """Where not all that is drawn can be isolated, nothing is claimed and the reason is said."""
+
+    def test_a_collate_that_sorts(self) -> None:
+        def by_size(examples: Sequence[tuple[Tensor, Tensor]]) -> Any:
+            return default_collate(sorted(examples, key=lambda example: float(example[0].sum())))
+
+        def model() -> nn.Module:
+            return scenes.around(nn.Dropout(0.5))
+
+        made = scenes.an_experiment(model, scenes.squares, scenes.vectors(), collate=by_size)
+        told = scenes.explained(made)
+        assert not told.within
+        assert any("collate puts examples in an order of its own" in note for note in told.notes)
 
     def test_a_permutation_of_the_batch(self) -> None:
         told = scenes.explained(scenes.on_vectors(lambda: scenes.around(Mixing())))
