@@ -63,6 +63,8 @@ def headline(verdict: Verdict) -> str:
         return _explained(verdict)
     if verdict.status is Status.INCONCLUSIVE:
         return f"no tensor could be judged: {not_judged(verdict) or 'no gradient was compared'}."
+    if verdict.status is Status.UNEXPLAINED and verdict.findings:
+        return unnamed_first(verdict)[0].text
     if verdict.cause:
         return what_happened(verdict.cause) or verdict.findings[0].text
     if verdict.findings:
@@ -181,12 +183,12 @@ def _cells(row: TensorRow) -> tuple[str, ...]:
 
 
 def _why(verdict: Verdict) -> list[str]:
-    several = len(verdict.causes) > 1
+    several = len({finding.cause for finding in verdict.findings}) > 1
     texts = [
         f"({finding.cause}) {finding_text(finding)}"
         if several and finding.cause
         else finding_text(finding)
-        for finding in verdict.findings[:_FINDINGS]
+        for finding in unnamed_first(verdict)[:_FINDINGS]
     ]
     more = len(verdict.findings) - _FINDINGS
     if more > 0:
@@ -194,7 +196,16 @@ def _why(verdict: Verdict) -> list[str]:
     return _labelled("Evidence", texts)
 
 
+def unnamed_first(verdict: Verdict) -> list[Finding]:
+    """Of a case that is unexplained what has no name comes first; sources beside it are evidence."""
+    if verdict.status is not Status.UNEXPLAINED:
+        return list(verdict.findings)
+    return sorted(verdict.findings, key=lambda finding: bool(finding.cause))
+
+
 def _what_to_change(verdict: Verdict) -> list[str]:
+    if verdict.status is Status.UNEXPLAINED:
+        return []  # what is to be changed about the sources beside it is not what is wrong
     causes = verdict.causes
     texts = [what_to_change(causes[0])] if causes else []
     texts += [f"({cause}) {_whole_prose(cause)}" for cause in causes[1:]]

@@ -9,9 +9,16 @@ from dataclasses import dataclass
 from itertools import groupby
 
 from equivtest.compare import figures
-from equivtest.compare.prose import headline, places, reason, what_happened, what_to_change
+from equivtest.compare.prose import (
+    headline,
+    places,
+    reason,
+    unnamed_first,
+    what_happened,
+    what_to_change,
+)
 from equivtest.compare.tables import TensorRow
-from equivtest.compare.verdict import Finding, Status, Verdict
+from equivtest.compare.verdict import Status, Verdict
 from equivtest.report.grouping import sentence_case
 from equivtest.report.lanes import Lane, lanes
 from equivtest.report.ranking import SYMBOLS, fails
@@ -107,7 +114,7 @@ def case_view(record: Record, is_open: bool = False) -> CaseView:
         margin=figures.margin(verdict.margin) if verdict.rows else "",
         headline=sentence_case(headline(verdict)),
         expected=expectation_text(record).strip(),
-        findings=tuple(_findings(verdict.findings)),
+        findings=tuple(_findings(verdict)),
         trouble=_trouble(verdict),
         card=tuple(sheet(verdict)),
         updates=tuple(_updates(verdict)),
@@ -128,9 +135,10 @@ def anchor(record: Record) -> str:
     return "case-" + hashlib.sha256(record.id.encode("utf-8", "surrogatepass")).hexdigest()[:10]
 
 
-def _findings(findings: Iterable[Finding]) -> Iterable[FindingView]:
+def _findings(verdict: Verdict) -> Iterable[FindingView]:
     told: set[str] = set()
-    for finding in findings:
+    advice = verdict.status is not Status.UNEXPLAINED  # sources beside it are not what is wrong
+    for finding in unnamed_first(verdict):
         new = finding.cause not in told
         told.add(finding.cause)
         judged = ""
@@ -145,7 +153,7 @@ def _findings(findings: Iterable[Finding]) -> Iterable[FindingView]:
             where=", ".join(part for part in places(finding) if part not in finding.text),
             judged=judged,
             happened=what_happened(finding.cause) if new else "",
-            change=what_to_change(finding.cause) if new else "",
+            change=what_to_change(finding.cause) if new and advice else "",
         )
 
 

@@ -131,6 +131,18 @@ def test_an_expected_source_is_no_reason_to_say_how_to_accept_it() -> None:
     assert "To accept it" not in explained(("source.batchnorm",), "source.batchnorm")
 
 
+def test_a_source_beside_what_has_no_name_is_no_headline_and_no_advice() -> None:
+    verdict = verdicts.fault(
+        PLAN,
+        status=Status.UNEXPLAINED,
+        findings=(Finding("source.dropout", "100% at `1`"), Finding("", "the loop is off")),
+    )
+    lines = explain(verdict).splitlines()
+    assert lines[0].endswith(": the loop is off")
+    assert lines[1] == "Evidence: the loop is off"
+    assert not any(line.startswith("What to change") for line in lines)
+
+
 def test_what_isolation_left_is_said_where_it_explains_nothing() -> None:
     verdict = verdicts.fault(
         PLAN,
