@@ -197,7 +197,7 @@ def _why(verdict: Verdict) -> list[str]:
 
 
 def unnamed_first(verdict: Verdict) -> list[Finding]:
-    """Of a case that is unexplained what has no name comes first; sources beside it are evidence."""
+    """Of an unexplained case what has no name comes first: sources beside it are evidence."""
     if verdict.status is not Status.UNEXPLAINED:
         return list(verdict.findings)
     return sorted(verdict.findings, key=lambda finding: bool(finding.cause))
