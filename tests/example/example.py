@@ -1,4 +1,4 @@
-"""A run that shows what a report shows: right splits, two wrong loops and a source.
+"""A run that shows what a report shows: right splits, two wrong loops and two sources.
 
 ``make example`` runs it and keeps its page as ``reports/example.html``. Not collected by ``make
 test``: its faults are meant to fail.
@@ -33,8 +33,9 @@ def autoencoder() -> nn.Module:
     return nn.Sequential(nn.Linear(64, 24), nn.GELU(), nn.LayerNorm(24), nn.Linear(24, 64))
 
 
-def with_batchnorm() -> nn.Module:
-    return nn.Sequential(nn.Linear(64, 24), nn.BatchNorm1d(24), nn.GELU(), nn.Linear(24, 64))
+def with_sources() -> nn.Module:
+    norm, dropped = nn.BatchNorm1d(24), nn.Dropout(0.1)
+    return nn.Sequential(nn.Linear(64, 24), norm, nn.GELU(), dropped, nn.Linear(24, 64))
 
 
 def experiment(model: object) -> Experiment:
@@ -49,7 +50,7 @@ def experiment(model: object) -> Experiment:
 
 
 digits_autoencoder = experiment(autoencoder)
-digits_batchnorm = experiment(with_batchnorm)
+digits_batchnorm_dropout = experiment(with_sources)
 
 
 def mean_of_means(rank: Rank) -> None:
@@ -93,5 +94,6 @@ def test_loops(equivalence, plan: Plan, precision: str, loop) -> None:  # type: 
 
 @pytest.mark.parametrize("plan", [Plan(8, 4, 1), Plan(8, 2, 2)], ids=str)
 @pytest.mark.parametrize("precision", ["fp64", "bf16-mixed"])
-def test_batchnorm(equivalence, plan: Plan, precision: str) -> None:  # type: ignore[no-untyped-def]
-    equivalence(digits_batchnorm, plan, precision=precision)
+def test_sources(equivalence, plan: Plan, precision: str) -> None:  # type: ignore[no-untyped-def]
+    sources = {"source.batchnorm", "source.dropout"}
+    equivalence(digits_batchnorm_dropout, plan, precision=precision, expect=sources)
