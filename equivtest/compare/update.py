@@ -14,7 +14,6 @@ from equivtest.compare import beside, sources
 from equivtest.compare.arms import UpdateArms
 from equivtest.compare.by_hand import by_hand
 from equivtest.compare.clip import Clip
-from equivtest.compare.cut import beside_cut, undecided, undecided_finding
 from equivtest.compare.gradient import (
     AgainstOracle,
     AgainstReplay,
@@ -29,6 +28,7 @@ from equivtest.compare.norm_clip import NormClip
 from equivtest.compare.rows import isolated, tensor_row, update_row
 from equivtest.compare.skips import by_itself
 from equivtest.compare.skips import skips as judge_skips
+from equivtest.compare.split import beside_cut, undecided, undecided_finding
 from equivtest.compare.tables import TensorRow, UpdateRow
 from equivtest.compare.telling import (
     gradient_finding,
