@@ -13,7 +13,7 @@ from functools import partial
 from equivtest.compare.cause import Cause
 from equivtest.isolate.calls import elements
 from equivtest.isolate.isolation import Isolation, Run
-from equivtest.isolate.random.fields import Layouts
+from equivtest.isolate.random.fields import Layouts, Untied
 from equivtest.isolate.random.keyed import Keyed
 from equivtest.isolate.random.probing import probe
 from equivtest.isolate.scene import Scene
@@ -25,13 +25,13 @@ class RandomNumbers(Isolation):
 
     Attributes:
         layouts: how its draws hold a batch.
-        unkeyed: what could not be given by example while arms ran, in sentences.
+        unkeyed: what could not be given by example while arms ran.
     """
 
     layouts: Layouts
     where: str
     cause: Cause = Cause.DROPOUT
-    unkeyed: list[str] = field(default_factory=list)
+    unkeyed: list[Untied] = field(default_factory=list)
 
     @property
     def parts_too(self) -> bool:
@@ -47,8 +47,10 @@ class RandomNumbers(Isolation):
     part = whole
 
     def said(self) -> Sequence[str]:
-        sentences = dict.fromkeys([*self.layouts.odd, *self.unkeyed])
-        return [f"not all random numbers could be given by example: {one}" for one in sentences]
+        """One reason for each place: the first, which the others mostly follow from."""
+        untied = [*self.layouts.odd, *self.unkeyed]
+        first = {one.place or one.why: one for one in reversed(untied)}
+        return [str(one) for one in dict.fromkeys(untied) if first[one.place or one.why] == one]
 
 
 def detect(scene: Scene, _: Sequence[Isolation]) -> list[Isolation]:

@@ -127,6 +127,41 @@ class PackedRecurrent(nn.Module):
         return out
 
 
+class PackedButTheLast(nn.Module):
+    """Of each line all but the last token, which a shorter line keeps in a longer one's batch."""
+
+    def __init__(self, batch_first: bool) -> None:
+        super().__init__()
+        self.cells = nn.GRU(WIDTH, WIDTH, num_layers=2, dropout=P, batch_first=batch_first)
+
+    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+        first = self.cells.batch_first
+        held = mask[:, : max(x.shape[1] - 1, 1)]
+        packed = pack_padded_sequence(
+            x if first else x.transpose(0, 1), held.sum(1), batch_first=first, enforce_sorted=False
+        )
+        out, _ = pad_packed_sequence(
+            self.cells(packed)[0], batch_first=True, total_length=x.shape[1]
+        )
+        return out * F.pad(mask[:, 1:], (0, 1)).unsqueeze(-1)
+
+
+class PackedSorted(nn.Module):
+    """Sorts by length itself: the packed sequence does not say where each line stood."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cells = nn.LSTM(WIDTH, WIDTH, num_layers=2, dropout=P, batch_first=True)
+
+    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+        lengths, order = mask.sum(1).sort(descending=True, stable=True)
+        packed = pack_padded_sequence(x[order], lengths, batch_first=True)
+        out, _ = pad_packed_sequence(
+            self.cells(packed)[0], batch_first=True, total_length=x.shape[1]
+        )
+        return out[order.argsort()]
+
+
 class WithoutPadding(nn.Module):
     """Dropout on the tokens alone, in one axis, as kernels for ragged batches take them."""
 
@@ -276,6 +311,9 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
     "GRU": lambda: Recurrent(nn.GRU, batch_first=True),
     "RNN": lambda: Recurrent(nn.RNN, batch_first=False),
     "packed LSTM": PackedRecurrent,
+    "packed GRU, all but the last": lambda: PackedButTheLast(batch_first=True),
+    "packed GRU, all but the last, batch second": lambda: PackedButTheLast(batch_first=False),
+    "packed LSTM, sorted by the model": PackedSorted,
 }
 
 

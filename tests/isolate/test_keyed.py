@@ -15,10 +15,10 @@ from forwards import SEED, WIDTH, Setup, apart, lines
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from equivtest.isolate.places import Place
-from equivtest.isolate.random.fields import Layout, Layouts, Site
+from equivtest.isolate.places import IN_THE_LOSS, Place
+from equivtest.isolate.random.fields import NOT_PROBED, Layout, Layouts, Site, Untied
 from equivtest.isolate.random.keyed import Keyed, in_turn
-from equivtest.isolate.random.probing import NO_ORDER, NO_PLACE
+from equivtest.isolate.random.probing import NO_ORDER, NO_PLACE, OTHER_GENERATORS
 from equivtest.observe.rng import RandomState
 
 LENGTHS = (3, 5, 2, 5, 1)
@@ -140,30 +140,27 @@ class TestWhatIsNotByExample:
     @pytest.mark.parametrize(
         ("draw", "said"),
         [
-            (
-                lambda x: x[torch.randperm(len(x))],
-                "[2, 2] numbers for two examples",
-            ),
-            (lambda x: x + torch.rand(len(x), len(x)).sum(), "[2, 2] numbers for two examples"),
+            (lambda x: x[torch.randperm(len(x))], "a permutation of the batch cannot be drawn"),
+            (lambda x: x + torch.rand(len(x), len(x)).sum(), "two examples draws 2 by 2 numbers"),
             (
                 lambda x: torch.stack([F.dropout(e, P) for e in x]),
                 "how often it draws depends",
             ),
             (
                 lambda x: x * torch._standard_gamma(torch.ones_like(x)),
-                "aten._standard_gamma.default cannot be keyed",
+                "aten._standard_gamma.default cannot be made from a key",
             ),
             (
                 lambda x: x * torch.randn(x.shape, dtype=torch.complex128).abs(),
-                "aten.randn.default cannot be keyed",
+                "aten.randn.default cannot be made from a key",
             ),
         ],
     )
     def test_by_torch(self, draw: Callable[[Tensor], Tensor], said: str) -> None:
         one = Setup(Between(noise(draw)), lines(LENGTHS))
         (told,) = one.layouts().odd
-        assert told.startswith("at `noise` (Noise): ")
-        assert said in told
+        assert told.place == Place("noise", "Noise")
+        assert said in told.why
 
     def test_an_axis_with_the_examples_in_the_middle(self) -> None:
         def draw(x: Tensor) -> Tensor:
@@ -171,7 +168,7 @@ class TestWhatIsNotByExample:
             return F.dropout(turned.flatten(), P).reshape(turned.shape).transpose(0, 1)
 
         one = Setup(Between(noise(draw)), lines(LENGTHS))
-        assert one.layouts().odd[0] == f"at `noise` (Noise): {NO_ORDER}"
+        assert one.layouts().odd[0] == Untied(Place("noise", "Noise"), NO_ORDER)
 
     def test_an_axis_with_positions_in_the_middle(self) -> None:
         def draw(x: Tensor) -> Tensor:
@@ -179,22 +176,20 @@ class TestWhatIsNotByExample:
             return F.dropout(turned.flatten(), P).reshape(turned.shape).transpose(1, 2)
 
         one = Setup(Between(noise(draw)), lines(LENGTHS))
-        assert one.layouts().odd == (f"at `noise` (Noise): {NO_PLACE}",)
+        assert one.layouts().odd == (Untied(Place("noise", "Noise"), NO_PLACE),)
 
     def test_by_numpy(self) -> None:
         one = Setup(Between(noise(lambda x: x * np.random.rand(len(x)).mean())), lines(LENGTHS))
         layouts = one.layouts()
         assert str(layouts.first) == "at `noise` (Noise)"
-        assert layouts.odd == (
-            "numpy's or Python's generator is asked for more numbers by more examples",
-        )
+        assert layouts.odd == (Untied(None, OTHER_GENERATORS),)
 
     def test_in_the_forward_alone(self) -> None:
         one = Setup(Between(noise(lambda x: x)), lines(LENGTHS))
         layouts = one.layouts()
         with Keyed(one.model, [0, 1], (SEED, 0), layouts) as keyed:
             F.dropout(one.model(*one.batch([0, 1])), P).sum().backward()
-        assert keyed.unkeyed == ["in the loss: the probe's copies of one example made no such draw"]
+        assert keyed.unkeyed == [Untied(IN_THE_LOSS, NOT_PROBED)]
 
 
 def test_what_draws_first_is_named() -> None:

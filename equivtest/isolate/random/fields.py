@@ -15,8 +15,38 @@ from equivtest.isolate.places import Place
 Order = Literal["major", "minor", "alike"]
 
 
+PERMUTES = "a permutation of the batch cannot be drawn by example"
+NOT_PROBED = (
+    "the batch makes a draw that a batch of copies of one example does not make, so which numbers "
+    "are whose is not known"
+)
+OTHER_AXES = "its numbers have fewer axes than those for copies of one example"
+NO_ROWS = (
+    "how many numbers each example gets depends on the other examples of its batch, so which are "
+    "whose is not known"
+)
+DEPENDS = "how often it draws depends on how many examples the batch has"
+
+
 class NoLayoutError(ValueError):
     """A field's size does not follow from its batch."""
+
+
+@dataclass(frozen=True)
+class Untied:
+    """Why random numbers could not be given by example.
+
+    Attributes:
+        place: that draws them; None where it is not known.
+        why: in words.
+    """
+
+    place: Place | None
+    why: str
+
+    def __str__(self) -> str:
+        where = "" if self.place is None else f"{self.place}, "
+        return f"{where}not all random numbers could be tied to their examples: {self.why}"
 
 
 @dataclass(frozen=True)
@@ -37,6 +67,24 @@ class Layout:
 
 
 @dataclass(frozen=True)
+class Packing:
+    """How the rows of a ``PackedSequence`` hold a batch: position by position, the longest first.
+
+    Attributes:
+        sizes: rows of each position, its ``batch_sizes``.
+        order: where in the batch each sequence stands, the longest first: its ``sorted_indices``.
+            None where it was packed in an order of its maker's.
+    """
+
+    sizes: tuple[int, ...]
+    order: tuple[int, ...] | None
+
+    @property
+    def rows(self) -> int:
+        return sum(self.sizes)
+
+
+@dataclass(frozen=True)
 class Site:
     """One draw of a forward: the ``call``-th at its place, from 0."""
 
@@ -54,14 +102,14 @@ class Layouts:
         entries: by example, what it has by itself on the axis of the examples, where that may be
             several.
         first: where it draws first, by whatever generator.
-        odd: what could not be told, and why, in sentences.
+        odd: what could not be told, and why.
     """
 
     by_site: Mapping[Site, Layout] = field(default_factory=dict)
     from_end: bool = False
     entries: Mapping[Site, Mapping[int, int]] = field(default_factory=dict)
     first: Place | None = None
-    odd: tuple[str, ...] = ()
+    odd: tuple[Untied, ...] = ()
 
     def of(self, site: Site) -> Layout:
         """The layout of a draw, or, for a later one than the probe saw, that of its place.
@@ -73,7 +121,7 @@ class Layouts:
             return self.by_site[site]
         like = {layout for s, layout in self.by_site.items() if s.place == site.place}
         if len(like) != 1:
-            raise NoLayoutError("the probe's copies of one example made no such draw")
+            raise NoLayoutError(NOT_PROBED)
         return like.pop()
 
     def unpadded(self, site: Site, ids: Sequence[int]) -> list[int] | None:
@@ -87,6 +135,7 @@ def coordinates(
     ids: Sequence[int],
     from_end: bool = False,
     unpadded: Sequence[int] | None = None,
+    packing: Packing | None = None,
 ) -> list[Tensor]:
     """int64 that broadcast to ``size``: the example, then a coordinate for each axis.
 
@@ -97,16 +146,21 @@ def coordinates(
         from_end: count positions from the end of each axis: where padding comes first.
         unpadded: entries that each example has by itself, where they are not all the same: they
             tell a padded axis from one in which the examples follow each other without padding.
+        packing: of the sequences that the forward works on there, if it packed them.
 
     Raises:
         NoLayoutError: the axis of the examples is of another size.
     """
     if layout.axis is not None and layout.axis >= len(size):
-        raise NoLayoutError(f"{len(size)} axes, and examples were on axis {layout.axis}")
+        raise NoLayoutError(OTHER_AXES)
     indices = [torch.arange(n) - (n if from_end else 0) for n in size]
     example = torch.zeros((), dtype=torch.int64)
     if layout.axis is not None:
-        example, entry = _rows(size[layout.axis], layout.order, ids, from_end, unpadded)
+        n = size[layout.axis]
+        if layout.order == "minor" and packing is not None and packing.rows == n:
+            example, entry = _of_packing(packing, ids, unpadded)
+        else:
+            example, entry = _rows(n, layout.order, ids, from_end, unpadded)
         example = _along(example, layout.axis, len(size))
         indices[layout.axis] = entry
     return [example, *(_along(index, axis, len(size)) for axis, index in enumerate(indices))]
@@ -134,17 +188,41 @@ def _packed(
 ) -> tuple[Tensor, Tensor]:
     """No padding: examples one after the other, or entries in turn as in a ``PackedSequence``."""
     if unpadded is None or sum(unpadded) != size:
-        raise NoLayoutError(f"an axis of {size} for {len(ids)} examples")
+        raise NoLayoutError(NO_ROWS)
     examples, lengths = torch.tensor(ids, dtype=torch.int64), torch.tensor(unpadded)
     if order == "minor":
-        # The call that packs sorts by: equal lengths come out in the same order.
-        lengths, sorted_by = torch.sort(lengths, descending=True)
-        held = torch.arange(max(unpadded)).unsqueeze(1) < lengths
-        entries, at = held.nonzero(as_tuple=True)
-        return examples[sorted_by][at], entries - (lengths[at] if from_end else 0)
+        sorted_by = _longest_first(unpadded)
+        at, entries = _in_turn(lengths[sorted_by])
+        return examples[sorted_by][at], entries - (lengths[sorted_by][at] if from_end else 0)
     starts = torch.cumsum(lengths, 0) - (0 if from_end else lengths)
     entries = torch.arange(size) - starts.repeat_interleave(lengths)
     return examples.repeat_interleave(lengths), entries
+
+
+def _of_packing(
+    packing: Packing, ids: Sequence[int], unpadded: Sequence[int] | None
+) -> tuple[Tensor, Tensor]:
+    """Positions are counted from the start, wherever padding is elsewhere: here there is none."""
+    if packing.sizes[0] != len(ids):
+        raise NoLayoutError(NO_ROWS)
+    if packing.order is not None:
+        order = torch.tensor(packing.order, dtype=torch.int64)
+    else:  # as whoever sorts by length finds it; the same order where it was one already
+        order = torch.arange(len(ids)) if unpadded is None else _longest_first(unpadded)
+    lengths = (torch.tensor(packing.sizes).unsqueeze(1) > torch.arange(len(ids))).sum(0)
+    at, entries = _in_turn(lengths)
+    return torch.tensor(ids, dtype=torch.int64)[order][at], entries
+
+
+def _longest_first(lengths: Sequence[int]) -> Tensor:
+    """Sorted by the call that packs: equal lengths come out in the same order."""
+    return torch.sort(torch.tensor(lengths), descending=True).indices
+
+
+def _in_turn(lengths: Tensor) -> tuple[Tensor, Tensor]:
+    """Of each row the sequence and the position in it, of sequences with the longest first."""
+    entries, at = (torch.arange(int(lengths[0])).unsqueeze(1) < lengths).nonzero(as_tuple=True)
+    return at, entries
 
 
 def _along(index: Tensor, axis: int, axes: int) -> Tensor:
@@ -158,8 +236,15 @@ def examples_axis(at_two: Sequence[int] | None, at_three: Sequence[int] | None) 
         NoLayoutError: no axis, or more than one, has as many entries for each copy.
     """
     if at_two is None or at_three is None:
-        raise NoLayoutError("how often it draws depends on the number of examples")
+        raise NoLayoutError(DEPENDS)
     found = axes.layout([at_two, at_three], (2, 3))
     if not found.known or len(found.axes) > 1:
-        raise NoLayoutError(f"{list(at_two)} numbers for two examples, {list(at_three)} for three")
+        raise NoLayoutError(
+            f"a batch of two examples draws {_by(at_two)} numbers and one of three {_by(at_three)}"
+            ", so no axis of them goes from example to example"
+        )
     return Layout(found.axes[0] if found.axes else None)
+
+
+def _by(size: Sequence[int]) -> str:
+    return " by ".join(map(str, size)) if size else "1"

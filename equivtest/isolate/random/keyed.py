@@ -12,6 +12,7 @@ import pickle
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Self
 
@@ -21,6 +22,7 @@ from torch.nn.modules.module import (
     register_module_forward_hook,
     register_module_forward_pre_hook,
 )
+from torch.nn.utils.rnn import PackedSequence
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from equivtest.arms.build import seed_everything
@@ -30,11 +32,22 @@ from equivtest.isolate.random.fields import (
     Layout,
     Layouts,
     NoLayoutError,
+    Packing,
     Site,
+    Untied,
     coordinates,
 )
 from equivtest.isolate.random.hashing import key_of, uniforms
 from equivtest.observe.rng import RandomState
+
+
+@dataclass(frozen=True)
+class _Drawn:
+    """A draw, the examples that it is for, and the packed sequences at hand where it is made."""
+
+    site: Site
+    ids: tuple[int, ...]
+    packing: Packing | None
 
 
 class Keyed(TorchDispatchMode):
@@ -54,7 +67,9 @@ class Keyed(TorchDispatchMode):
     Attributes:
         sizes: of the field of each draw, in order.
         first: where it drew first, by whatever generator.
-        unkeyed: what could not be given by example, and why, in sentences.
+        permuted: the draws that are permutations.
+        packed: those of a recurrent module between its layers, on packed sequences.
+        unkeyed: what could not be given by example, and why.
         others: digest of the states that numpy's and Python's generators were left in.
     """
 
@@ -70,13 +85,16 @@ class Keyed(TorchDispatchMode):
         self._ids, self._key, self._layouts = tuple(ids), key, layouts
         self._open: list[nn.Module] = []
         self._calls: Counter[Place] = Counter()
-        self._drawn: dict[bytes, tuple[Site, tuple[int, ...]]] = {}
+        self._packings: list[Packing | None] = [None]  # of the loss, then of each that is open
+        self._drawn: dict[bytes, _Drawn] = {}
         self._left: set[bytes] = set()
         self._given: dict[int, tuple[torch.Generator, Tensor]] = {}
         self._exits = ExitStack()
         self.sizes: dict[Site, torch.Size] = {}
         self.first: Place | None = None
-        self.unkeyed: list[str] = []
+        self.permuted: set[Site] = set()
+        self.packed: set[Site] = set()
+        self.unkeyed: list[Untied] = []
         self.others = b""
 
     def __enter__(self) -> Self:
@@ -100,19 +118,24 @@ class Keyed(TorchDispatchMode):
         self._watch_others()
         self.others = _others()
         if _state(torch.default_generator) not in self._left:
-            self._say("something draws that is no operator of torch")
+            self._say(None, "something draws that is no operator of torch")
         for generator, state in self._given.values():
             generator.set_state(state)
         self._exits.close()
 
-    def _enter_module(self, module: nn.Module, _: Any) -> None:
+    def _enter_module(self, module: nn.Module, inputs: Any) -> None:
         self._watch_others()
+        given = _packing(inputs)
+        self._packings[-1] = given or self._packings[-1]
         self._open.append(module)
+        self._packings.append(given if isinstance(module, nn.RNNBase) else self._packings[-1])
 
-    def _leave_module(self, module: nn.Module, *_: Any) -> None:
+    def _leave_module(self, module: nn.Module, _: Any, result: Any) -> None:
         self._watch_others()
         if self._open and self._open[-1] is module:
             self._open.pop()
+            self._packings.pop()
+            self._packings[-1] = _packing(result) or self._packings[-1]
 
     def _watch_others(self) -> None:
         """Note the first module where numpy's or Python's generator has moved."""
@@ -136,10 +159,12 @@ class Keyed(TorchDispatchMode):
         if size.numel() == 0:
             return operator(*args, **kwargs)
         device = _device(given)
-        site, ids = self._draw(self._generator(given.get("generator"), device))
+        drawn = self._draw(self._generator(given.get("generator"), device))
         # A permutation puts each entry in any place: it is no number for each of them.
-        self.sizes.setdefault(site, size + size if permutes(operator) else size)
-        return draw(operator, given, partial(self._uniforms, site, ids, device))
+        self.sizes.setdefault(drawn.site, size + size if permutes(operator) else size)
+        if permutes(operator):
+            self.permuted.add(drawn.site)
+        return draw(operator, given, partial(self._uniforms, drawn, device))
 
     def _by_itself(self, operator: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """Run an operator that is not known here, and remember it if it draws."""
@@ -147,7 +172,7 @@ class Keyed(TorchDispatchMode):
         result = operator(*args, **kwargs)
         if before.moved() or kwargs.get("generator") is not None:
             self.first = self.first or self._place()
-            self._say(f"{self._place()}: {operator} cannot be keyed")
+            self._say(self._place(), f"the numbers of {operator} cannot be made from a key")
             self._left.add(_state(torch.default_generator))
         return result
 
@@ -162,39 +187,42 @@ class Keyed(TorchDispatchMode):
             return torch.cuda.default_generators[torch.cuda.current_device()]
         return torch.default_generator
 
-    def _draw(self, generator: torch.Generator) -> tuple[Site, tuple[int, ...]]:
+    def _draw(self, generator: torch.Generator) -> _Drawn:
         """Which draw this is, and for whom; the generator moves on, by a number nobody sees."""
         state = _state(generator)
         if state not in self._drawn:
             place = self._place()
             self.first = self.first or place
-            self._drawn[state] = Site(place, self._calls[place]), self._ids
+            site, packing = Site(place, self._calls[place]), self._packings[-1]
+            self._drawn[state] = _Drawn(site, self._ids, packing)
             self._calls[place] += 1
+            if packing is not None and isinstance(self._open[-1], nn.RNNBase):
+                self.packed.add(site)
         torch.empty((), dtype=torch.int64, device=generator.device).random_(generator=generator)
         self._left.add(_state(generator))
         return self._drawn[state]
 
-    def _uniforms(
-        self, site: Site, ids: Sequence[int], device: torch.device, size: torch.Size, bits: int
-    ) -> Tensor:
+    def _uniforms(self, drawn: _Drawn, device: torch.device, size: torch.Size, bits: int) -> Tensor:
+        site = drawn.site
         name = None if site.place == IN_THE_LOSS else site.place.name
         key = key_of(*self._key, name, site.call)
-        at = [index.to(device) for index in self._coordinates(site, ids, size)]
+        at = [index.to(device) for index in self._coordinates(drawn, size)]
         return uniforms(key, at, bits)
 
-    def _coordinates(self, site: Site, ids: Sequence[int], size: torch.Size) -> list[Tensor]:
-        if self._layouts is not None:
+    def _coordinates(self, drawn: _Drawn, size: torch.Size) -> list[Tensor]:
+        site, ids, layouts = drawn.site, drawn.ids, self._layouts
+        if layouts is not None:
             try:
-                layout = self._layouts.of(site)
-                unpadded = self._layouts.unpadded(site, ids)
-                return coordinates(size, layout, ids, self._layouts.from_end, unpadded)
+                layout, unpadded = layouts.of(site), layouts.unpadded(site, ids)
+                return coordinates(size, layout, ids, layouts.from_end, unpadded, drawn.packing)
             except NoLayoutError as error:
-                self._say(f"{site.place}: {error}")
+                self._say(site.place, str(error))
         return coordinates(size, Layout(None), ids)
 
-    def _say(self, sentence: str) -> None:
-        if sentence not in self.unkeyed:
-            self.unkeyed.append(sentence)
+    def _say(self, place: Place | None, why: str) -> None:
+        untied = Untied(place, why)
+        if untied not in self.unkeyed:
+            self.unkeyed.append(untied)
 
 
 _entered: list[Keyed] = []
@@ -235,6 +263,17 @@ def marked() -> Callable[[], None]:
         keyed._calls = calls
 
     return back
+
+
+def _packing(values: Any) -> Packing | None:
+    """Of the first packed sequences among arguments or results."""
+    if isinstance(values, PackedSequence):
+        order = values.sorted_indices
+        return Packing(
+            tuple(values.batch_sizes.tolist()), None if order is None else tuple(order.tolist())
+        )
+    each = values if isinstance(values, (tuple, list)) else ()
+    return next((found for value in each if (found := _packing(value)) is not None), None)
 
 
 def _others() -> bytes:

@@ -7,18 +7,20 @@ other (BatchNorm, a contrastive loss): that tells in which order an axis holds i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
 from torch import nn
 
 from equivtest.isolate.random.fields import (
+    PERMUTES,
     Layout,
     Layouts,
     NoLayoutError,
     Order,
     Site,
+    Untied,
     examples_axis,
 )
 from equivtest.isolate.random.keyed import Keyed
@@ -32,8 +34,12 @@ ROUNDING = 1e-11
 """What float64 may move a loss by, of its own size."""
 TRIES = 8
 """Keys under which to look for a difference: with a few coins, wrong layouts give right numbers."""
-NO_ORDER = "in which order an axis holds the examples cannot be told"
-NO_PLACE = "an axis holds examples and padded positions, in which order cannot be told"
+NO_ORDER = "one axis holds the numbers of all examples, and which are whose cannot be told"
+NO_PLACE = (
+    "one axis holds the numbers of all examples and of their padding, and which are whose cannot "
+    "be told"
+)
+OTHER_GENERATORS = "numpy's or Python's generator is asked for more numbers by more examples"
 ORDERS: tuple[Order, ...] = ("major", "minor")
 
 
@@ -61,13 +67,16 @@ class _Probe:
         two, three, group = (self._recorded(examples) for examples in ([one] * 2, [one] * 3, ids))
         odd = [*two.unkeyed, *three.unkeyed]
         if two.others != three.others:
-            odd.append("numpy's or Python's generator is asked for more numbers by more examples")
+            odd.append(Untied(None, OTHER_GENERATORS))
         found: dict[Site, Layout] = {}
         for site in two.sizes | three.sizes:
             try:
                 found[site] = examples_axis(two.sizes.get(site), three.sizes.get(site))
             except NoLayoutError as error:
-                odd.append(f"{site.place}: {error}")
+                why = PERMUTES if site in two.permuted & three.permuted else str(error)
+                odd.append(Untied(site.place, why))
+        for site in two.packed & three.packed & set(found):
+            found[site] = replace(found[site], order="minor")
         folded = {
             site: layout.axis
             for site, layout in found.items()
@@ -80,7 +89,7 @@ class _Probe:
             first=group.first or two.first,
             odd=tuple(dict.fromkeys(odd)),
         )
-        return self._anchored(self._ordered(layouts))
+        return self._anchored(self._ordered(layouts, two.packed))
 
     def _entries(self, folded: Mapping[Site, int]) -> dict[Site, dict[int, int]]:
         """By example, its entries on axes that have several for an example."""
@@ -92,13 +101,13 @@ class _Probe:
                     entries[site][example] = sizes[site][axis] // 2
         return entries
 
-    def _ordered(self, layouts: Layouts) -> Layouts:
-        """With an order for each draw whose axis has several entries for an example.
+    def _ordered(self, layouts: Layouts, known: Collection[Site]) -> Layouts:
+        """With an order for each draw whose axis has several entries for an example, but ``known``.
 
         All in one order or all in the other, and only then each by itself. An order that symmetry
         does not tell (where capacity is given to the first who come, say) is the usual one.
         """
-        folded = layouts.entries
+        folded = {site: held for site, held in layouts.entries.items() if site not in known}
         if not folded:
             return layouts
         most = max(self.lengths, key=lambda i: sum(held.get(i, 0) for held in folded.values()))
@@ -111,7 +120,7 @@ class _Probe:
         for site in folded:
             told = self._told([_with_orders(alike, {site: order}) for order in ORDERS], fits)
             if told is None:
-                layouts = _doubting(layouts, f"{site.place}: {NO_ORDER}")
+                layouts = _doubting(layouts, Untied(site.place, NO_ORDER))
             else:
                 layouts = _with_orders(layouts, {site: told.by_site[site].order})
         return layouts
@@ -143,7 +152,7 @@ class _Probe:
         if told is not None:
             return told
         ragged = [s for s, held in layouts.entries.items() if len(set(held.values())) > 1]
-        return _doubting(layouts, *(f"{site.place}: {NO_PLACE}" for site in ragged))
+        return _doubting(layouts, *(Untied(site.place, NO_PLACE) for site in ragged))
 
     def _adds_up(self, short: int, long: int, layouts: Layouts, attempt: int) -> bool:
         both = self._loss([short, long], layouts, attempt)
@@ -166,8 +175,8 @@ class _Probe:
             return self.forward(examples)
 
 
-def _doubting(layouts: Layouts, *sentences: str) -> Layouts:
-    return replace(layouts, odd=tuple(dict.fromkeys([*layouts.odd, *sentences])))
+def _doubting(layouts: Layouts, *doubts: Untied) -> Layouts:
+    return replace(layouts, odd=tuple(dict.fromkeys([*layouts.odd, *doubts])))
 
 
 def _longer(group: Keyed, site: Site, axis: int, examples: int) -> bool:
