@@ -11,6 +11,6 @@ traces and runs the arms beside them as far as they are asked for. What an updat
   update starts where the one before ended (``continuity``);
 * what the plan promises (``planned``).
 
-What is found has a ``cause``, is put in order and in words by ``telling``, and becomes a ``verdict``
-of ``tables`` (made by ``rows``) and a ``card``; ``prose`` and ``figures`` say it.
+What is found has a ``cause``, is put in order and in words by ``telling``, and becomes a
+``verdict`` of ``tables`` (made by ``rows``) and a ``card``; ``prose`` and ``figures`` say it.
 """
