@@ -14,6 +14,7 @@ from equivtest.arms.replay import Replay
 from equivtest.compare import noise
 from equivtest.compare.tables import TensorRow
 from equivtest.compare.tolerance import (
+    FORWARD_UNITS,
     floors,
     oracle_tolerance,
     replay_tolerance,
@@ -23,10 +24,6 @@ from equivtest.compare.weights import Weights
 from equivtest.distance import MaybeTensors, dense, distance, farthest, norm, norms, ratio
 from equivtest.plan import Plan
 from equivtest.precision import Precision
-
-FORWARD_UNITS = 4.0
-"""Roundoffs of the forward that a weight may be off in a forward of the loop's own: as C's kappa,
-for rounding of a forward scales a gradient like a weight. Means of means were 43 u off or more."""
 
 
 @dataclass(frozen=True)

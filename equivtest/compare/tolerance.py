@@ -51,6 +51,11 @@ WEIGHT_SIGMAS = 4.0
 WEIGHT_ROUNDOFFS = 1e3
 """A weight is another weight beyond ``max(4 sigma, 1e3 u)``."""
 
+FORWARD_UNITS = 4.0
+"""Roundoffs of the forward that a weight or a statistic may be off in a forward of the loop's own:
+as C's kappa, for rounding of a forward scales a gradient like a weight. Means of means were 43 u
+off or more."""
+
 
 def replay_tolerance(plan: Plan, dtype: torch.dtype, elements: int, scale: float) -> float:
     """A: ``4 sqrt(A D) u``, for a sum of ``A D`` terms in some order; u of the gradient's dtype.

@@ -108,7 +108,9 @@ class _UpdateJudge:
 
     def judge(self, always_oracle: bool) -> Judged:
         arms, u = self.arms, self.arms.u
-        self.findings += beside.buffers(u, arms.replay, self.seen, arms.case.plan.A)
+        self.findings += beside.buffers(
+            u, arms.replay, self.seen, arms.case.plan.A, arms.case.precision
+        )
         left_out = self._overflowing() | self._unheld()
         a = self._loop(left_out)
         self.findings += frozen(u, self.seen, arms.names)

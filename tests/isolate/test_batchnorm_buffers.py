@@ -225,3 +225,39 @@ def test_statistics_beside_the_plan_are_a_fault(loop: Any) -> None:
 def test_a_wrapper_that_does_not_broadcast_is_right() -> None:
     verdict = check(feature(DRAWN, 0.1), Plan(4, 2, 2), precision="fp64", wrap=not_broadcast)
     assert verdict.causes == ("source.batchnorm",), verdict.explain()
+
+
+def layers() -> Experiment:
+    draw = torch.Generator().manual_seed(0)
+    return feature(
+        (),
+        0.1,
+        model=lambda: nn.Sequential(nn.Linear(5, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 1)),
+        data=[torch.randn(5, generator=draw) for _ in range(32)],
+        optimizer=sgd,
+        scaler=lambda device: torch.amp.GradScaler(device, init_scale=2.0**7),
+    )
+
+
+def with_kernels_of_its_own(rank: Rank) -> None:
+    def rounds_otherwise(module: nn.Linear, given: tuple[Tensor], _: Tensor) -> Tensor:
+        return (given[0].unsqueeze(1) * module.weight).sum(-1) + module.bias
+
+    for module in rank.module.modules():
+        if isinstance(module, nn.Linear):
+            module.register_forward_hook(rounds_otherwise)
+    accumulate(rank)
+
+
+def with_kernels_of_its_own_and_faster(rank: Rank) -> None:
+    rank.module[1].momentum = 0.2
+    with_kernels_of_its_own(rank)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16-mixed", "fp16-mixed"])
+def test_statistics_of_a_forward_that_rounds_otherwise_are_right(precision: str) -> None:
+    verdict = check(layers(), Plan(4, 2, 2), precision=precision, loop=with_kernels_of_its_own)
+    assert verdict.causes == ("source.batchnorm",), verdict.explain()
+    wrong = with_kernels_of_its_own_and_faster
+    verdict = check(layers(), Plan(4, 2, 2), precision=precision, loop=wrong)
+    assert "differs.buffers" in verdict.causes, verdict.explain()
