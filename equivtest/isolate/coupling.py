@@ -146,31 +146,73 @@ def detect(scene: Scene, found: Sequence[Isolation]) -> list[Isolation]:
 
     A loss that is a mean is no coupling but not what an experiment's loss must be.
     """
-    if len(scene.chunks) < 2:
-        return []
-    for lab in (Lab.few(scene), Lab.more(scene)):
-        if len(lab.chunks) > 1 and not lab.separable(()):
-            return [] if lab.averages() else _Search(lab).run()
-    return []
+    return _detect(scene, found, by_rows=False)
+
+
+def detect_by_rows(scene: Scene, found: Sequence[Isolation]) -> list[Isolation]:
+    """The same where no example that is replaced shows it: an expert's capacity that is full.
+
+    To be asked after branches, which rounding makes differ by rows as well.
+    """
+    return _detect(scene, found, by_rows=True)
+
+
+def _detect(scene: Scene, found: Sequence[Isolation], by_rows: bool) -> list[Isolation]:
+    known = [one for one in found if one.cause == Cause.COUPLING]
+    partly: list[Isolation] = []
+    unsolved = 0
+    for lab in (Lab.few(scene), Lab.more(scene)) if len(scene.chunks) > 1 else ():
+        if len(lab.chunks) < 2 or lab.separable(()):
+            continue
+        if lab.averages():
+            return []
+        search = _Search(lab, by_rows, list(known))
+        search.run()
+        if search.done:
+            return search.found[len(known) :]
+        partly = partly or search.found[len(known) :]
+        unsolved = len(lab.examples)
+    if unsolved and by_rows:
+        scene.untold.append(_unsolved(unsolved))
+    return partly
+
+
+def _unsolved(examples: int) -> str:
+    return (
+        f"a batch of {examples} examples has not the gradient that its microbatches add up to, "
+        "even without BatchNorm and with random numbers held still, and no place was found that "
+        "explains it: examples were replaced one by one, each module's results were compared with "
+        "those of the microbatches, and the modules that differed, and the loss, were run on one "
+        "microbatch at a time. A term of the loss that each batch adds once (a penalty on "
+        "parameters) looks like this too"
+    )
 
 
 @dataclass
 class _Search:
     lab: Lab
-    found: list[Isolation] = field(default_factory=list)
+    by_rows: bool
+    found: list[Isolation]
 
-    def run(self) -> list[Isolation]:
+    def run(self) -> None:
         """Isolations until the lab's examples are separable, at most ``MOST``."""
-        lab = self.lab
-        leaks = where_padding_leaks(lab)
-        if leaks is not None:
-            self.found.append(RowsOfTheWhole(lab.batch_layouts, lab.scene.group.flat, leaks))
-        while len(self.found) < MOST and not self._separable(self.found):
+        if not any(isinstance(one, RowsOfTheWhole) for one in self.found):
+            self.found += self._leaks()
+        while len(self.found) < MOST and not self.done:
             following = self._next()
             if following is None:
                 break
             self.found.append(following)
-        return self.found
+
+    @property
+    def done(self) -> bool:
+        return self._separable(self.found)
+
+    def _leaks(self) -> list[Isolation]:
+        where = where_padding_leaks(self.lab)
+        if where is None:
+            return []
+        return [RowsOfTheWhole(self.lab.batch_layouts, self.lab.scene.group.flat, where)]
 
     def _next(self) -> Isolation | None:
         """The isolation of the next place, the innermost module that it can be isolated at."""
@@ -184,7 +226,7 @@ class _Search:
     def _entry(self, more: Sequence[Isolation]) -> Place | None:
         isolations = [*self.found, *more]
         names = [one.name for one in isolations if isinstance(one, ModuleCoupling)]
-        return first_coupling(self.lab, self._on_the_lab(isolations), names)
+        return first_coupling(self.lab, self._on_the_lab(isolations), names, by_rows=self.by_rows)
 
     def _loss(self) -> Isolation | None:
         """The loss, if nothing else is left where examples can meet, and they do."""

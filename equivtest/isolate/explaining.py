@@ -20,8 +20,14 @@ from equivtest.isolate.sums import LoopSums, SumSource
 Detect = Callable[[Scene, Sequence[Isolation]], Sequence[Isolation]]
 """What of a source is in a scene, beside what was found before."""
 
-FORWARD: tuple[Detect, ...] = (batchnorm.detect, dropout.detect, coupling.detect, branch.detect)
-"""Sources of the forward, the cheapest to detect first."""
+FORWARD: tuple[Detect, ...] = (
+    batchnorm.detect,
+    dropout.detect,
+    coupling.detect,
+    branch.detect,
+    coupling.detect_by_rows,
+)
+"""Sources of the forward, the cheapest to detect first, and last what is told by exclusion."""
 
 
 def explain(
@@ -150,14 +156,17 @@ class _Explaining:
         return max(self.remaining.judged, key=lambda t: ratio(left[t], allowed[t]), default=0)
 
     def _notes(self, together: frozenset[str], left_out: Sequence[str]) -> Iterable[str]:
-        if not self.remaining.within(together) and self.scene.reorders:
+        explained = self.remaining.within(together)
+        if not explained and self.scene.reorders:
             yield (
                 "collate puts examples in an order of its own (by length, say): which row is which "
                 "example is not known, and nothing could be isolated by example: keep their order "
                 "in collate and sort in the model (pack_padded_sequence(enforce_sorted=False) does)"
             )
-        for isolation in self.remaining.isolations:
-            yield from isolation.said()
+        if not explained:
+            for isolation in self.remaining.isolations:
+                yield from isolation.said()
+            yield from self.scene.untold
         yield from dict.fromkeys(self.refused)
         if left_out:
             yield f"not isolated, for there are more than {attribution.MOST}: {', '.join(left_out)}"

@@ -34,6 +34,7 @@ class Scene:
         seen: the candidate's microbatches by replica, with the random numbers that they drew and no
             root factors.
         seed: the experiment's.
+        untold: what was seen of a source that could not be isolated, in sentences.
         reruns: pairs of arms that were run here.
     """
 
@@ -47,6 +48,7 @@ class Scene:
     cut: Cut
     seen: Sequence[Sequence[MicrobatchTrace]] | None
     seed: int
+    untold: list[str] = field(default_factory=list, init=False)
     reruns: int = field(default=0, init=False)
 
     @property

@@ -11,6 +11,7 @@ from couplings import (
     CORRECT_ON_VECTORS,
     Centred,
     CentredBetween,
+    Full,
     InTurns,
     Lines,
     Mixture,
@@ -51,6 +52,7 @@ EXPERIMENTS = {
         on_vectors(lambda: around(InTurns())),
         "first at `1.middle` (Centred)",
     ),
+    "a full expert": (on_vectors(lambda: around(Full())), "first at `1` (Full)"),
     "balance as a result": (
         on_vectors(lambda: Mixture(False), balanced),
         "first at `mixture` (Experts)",
@@ -108,6 +110,8 @@ def test_a_total_that_is_no_sum_couples_no_examples(loss: Any) -> None:
     found = explained(on_vectors(around, loss))
     assert not found.within
     assert not found.rows
+    said = "has not the gradient that its microbatches add up to"
+    assert any(said in note for note in found.notes) == (loss is decayed)
 
 
 def test_code_between_modules_is_isolated_without_them() -> None:

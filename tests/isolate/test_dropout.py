@@ -16,6 +16,10 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.data import default_collate
 
 from equivtest import Experiment, Loss, Plan, check
+from equivtest.isolate.dropout import RandomNumbers
+from equivtest.isolate.places import Place
+from equivtest.isolate.random.fields import NO_ROWS, NOT_PROBED, PERMUTES, Layouts, Untied
+from equivtest.isolate.random.probing import OTHER_GENERATORS
 
 WORDS, WIDTH = 30, 8
 LENGTHS = (5, 9, 3, 8, 7, 4, 10, 6)
@@ -143,6 +147,17 @@ def test_a_generator_of_the_models_own_is_isolated() -> None:
     ]
 
 
+def test_a_permutation_of_the_batch_couples_and_draws() -> None:
+    """Once the microbatches are permuted by themselves, they draw what they draw alone."""
+    told = scenes.explained(scenes.on_vectors(lambda: scenes.around(Mixing())))
+    assert told.within
+    assert [(row.source, row.where, row.claimed) for row in told.rows] == [
+        ("source.dropout", "first at `1` (Mixing)", True),
+        ("source.coupling", "first at `1` (Mixing)", True),
+    ]
+    assert told.notes == ()
+
+
 class TestWhatIsLeft:
     """Where not all that is drawn can be isolated, nothing is claimed and the reason is said."""
 
@@ -158,13 +173,16 @@ class TestWhatIsLeft:
         assert not told.within
         assert any("collate puts examples in an order of its own" in note for note in told.notes)
 
-    def test_a_permutation_of_the_batch(self) -> None:
-        told = scenes.explained(scenes.on_vectors(lambda: scenes.around(Mixing())))
-        assert not told.within
-        assert told.findings == ()
-        assert [note for note in told.notes if "random numbers" in note] == [
+    def test_one_reason_for_each_place(self) -> None:
+        mixing, other = Place("1", "Mixing"), Place("2", "Noise")
+        odd = Untied(mixing, PERMUTES), Untied(None, OTHER_GENERATORS)
+        numbers = RandomNumbers(Layouts(odd=odd), "")
+        numbers.unkeyed += [Untied(mixing, NOT_PROBED), *[Untied(other, NO_ROWS)] * 2]
+        assert numbers.said() == [
             "at `1` (Mixing), not all random numbers could be tied to their examples: a "
-            "permutation of the batch cannot be drawn by example"
+            "permutation of the batch cannot be drawn by example",
+            f"not all random numbers could be tied to their examples: {OTHER_GENERATORS}",
+            f"at `2` (Noise), not all random numbers could be tied to their examples: {NO_ROWS}",
         ]
 
     def test_a_model_that_refuses_the_batches_of_a_probe(self) -> None:

@@ -5,6 +5,10 @@ own, an element of a module's output that moves with either of two examples mixe
 axis need be known for that, wherever it stands and whatever is folded into it. A tensor that all
 examples share (a load-balancing term) mixes them unless it is the sum, or a weighted mean, of what
 the microbatches give by themselves.
+
+Replacing a few examples may change nothing that others see (an expert's capacity is full or not).
+Where that names no module, rows can be compared with what the microbatches give by themselves;
+rounding that flips a branch makes them differ as well.
 """
 
 from __future__ import annotations
@@ -18,7 +22,7 @@ from torch import Tensor
 
 from equivtest.distance import wide
 from equivtest.isolate.calls import Call, by_key, tensors
-from equivtest.isolate.cut.axes import Layout, fits
+from equivtest.isolate.cut.axes import Layout, fits, rows
 from equivtest.isolate.cut.modules import Anatomy
 from equivtest.isolate.isolation import Isolation
 from equivtest.isolate.places import Place
@@ -43,22 +47,31 @@ Calls = Mapping[tuple[str, int], Call]
 
 
 def first_coupling(
-    lab: Lab, isolations: Sequence[Isolation] = (), isolated: Sequence[str] = ()
+    lab: Lab,
+    isolations: Sequence[Isolation] = (),
+    isolated: Sequence[str] = (),
+    *,
+    by_rows: bool = False,
 ) -> Place | None:
     """The first module whose outputs mix examples that its inputs hold apart; None if none does.
 
     Args:
         isolations: entered around the forwards.
         isolated: modules that run in microbatches for them; those inside are not looked at.
+        by_rows: where that names none, compare rows with the microbatches' own.
     """
-    rows, shared = _Rows.of(lab, isolations), _Shared.of(lab, isolations)
-    for call in rows.calls:
-        if any(call.place.name != name and _is_in(call.place.name, name) for name in isolated):
-            continue
-        where = lab.anatomy.get(call.key, UNKNOWN)
-        mixed = rows.mixes(call, "outputs", where.outputs) or shared.mixes(call, where.outputs)
-        if mixed and not rows.mixes(call, "inputs", where.inputs):
-            return call.place
+    singly, parts = _Rows.of(lab, isolations), _Parts.of(lab, isolations)
+
+    def mixes(call: Call, where: Anatomy) -> bool:
+        mixed = singly.mixes(call, "outputs", where.outputs) or parts.mix(call, where.outputs)
+        return mixed and not singly.mixes(call, "inputs", where.inputs)
+
+    for found in (mixes, parts.first_differ) if by_rows else (mixes,):
+        for call in singly.calls:
+            at = call.place.name
+            inside = any(at != name and _is_in(at, name) for name in isolated)
+            if not inside and found(call, lab.anatomy.get(call.key, UNKNOWN)):
+                return call.place
     return None
 
 
@@ -164,15 +177,16 @@ def _with_another(lab: Lab, at: int) -> list[list[int]]:
 
 
 @dataclass(frozen=True)
-class _Shared:
-    """A forward of microbatches in one batch, and one of each."""
+class _Parts:
+    """A forward of microbatches in one batch, and one of each, of ``sizes`` examples."""
 
     whole: Calls
     parts: Sequence[Calls]
+    sizes: Sequence[int]
     weights: Sequence[Sequence[float]]
 
     @classmethod
-    def of(cls, lab: Lab, isolations: Sequence[Isolation]) -> _Shared:
+    def of(cls, lab: Lab, isolations: Sequence[Isolation]) -> _Parts:
         whole = lab.forward(lab.chunks, isolations)
         parts = [
             lab.forward([chunk], isolations, batch)
@@ -182,18 +196,54 @@ class _Shared:
         sizes += [[part.counts.get(term, 0.0) for part in parts] for term in whole.counts]
         means = [[size / sum(each) for size in each] for each in sizes if sum(each) > 0]
         weights = [[1.0] * len(parts), *means]
-        return cls(by_key(whole.calls), [by_key(part.calls) for part in parts], weights)
+        calls = [by_key(part.calls) for part in parts]
+        return cls(by_key(whole.calls), calls, [len(chunk) for chunk in lab.chunks], weights)
 
-    def mixes(self, call: Call, layouts: Sequence[Layout]) -> bool:
+    def mix(self, call: Call, layouts: Sequence[Layout]) -> bool:
         """Some output without rows is neither the sum nor a mean of the microbatches'."""
-        calls = [calls.get(call.key) for calls in (self.whole, *self.parts)]
-        outputs = [one.outputs for one in calls if one is not None]
-        if len(outputs) < len(calls) or {len(each) for each in outputs} != {len(layouts)}:
-            return False
         return any(
-            layout.shared and not self._adds_up([each[t] for each in outputs])
-            for t, layout in enumerate(layouts)
+            layout.shared and not self._adds_up(tensors)
+            for layout, tensors in zip(layouts, self._tensors(call, "outputs"), strict=False)
         )
+
+    def first_differ(self, call: Call, where: Anatomy) -> bool:
+        """Rows of its outputs are not the microbatches' own, and those of its inputs are."""
+        outputs = zip(where.outputs, self._tensors(call, "outputs"), strict=False)
+        floating = [(layout, each) for layout, each in outputs if each[0].is_floating_point()]
+        if not any(not layout.shared and self._apart(layout, each) for layout, each in floating):
+            return False
+        inputs = self._tensors(call, "inputs")
+        return len(inputs) == len(where.inputs) and all(
+            self._apart(layout, each) is False
+            for layout, each in zip(where.inputs, inputs, strict=True)
+        )
+
+    def _tensors(self, call: Call, side: str) -> list[list[Tensor]]:
+        """The call's, each with the microbatches' behind it; none where those have others."""
+        calls = [calls.get(call.key) for calls in (self.whole, *self.parts)]
+        held: list[Sequence[Tensor]] = [getattr(one, side) for one in calls if one is not None]
+        if len(held) < len(calls) or len({len(each) for each in held}) > 1:
+            return []
+        return [list(each) for each in zip(*held, strict=True)]
+
+    def _apart(self, layout: Layout, tensors: Sequence[Tensor]) -> bool | None:
+        """However examples are folded, some microbatch's rows are others; None if not known."""
+        read = [self._rows_apart(one, tensors) for one in (layout, layout.interleaved())]
+        known = [apart for apart in read if apart is not None]
+        return all(known) if known else None
+
+    def _rows_apart(self, layout: Layout, tensors: Sequence[Tensor]) -> bool | None:
+        whole, *parts = tensors
+        n, begin, apart = sum(self.sizes), 0, False
+        if not fits(whole, layout, n):
+            return None
+        for part, size in zip(parts, self.sizes, strict=True):
+            own = rows(whole, layout, n, begin, begin + size)
+            if own.shape != part.shape:
+                return None
+            apart = apart or bool(moved(part, own, ADDS_UP).any())
+            begin += size
+        return apart
 
     def _adds_up(self, tensors: Sequence[Tensor]) -> bool:
         whole, *parts = tensors
