@@ -62,7 +62,7 @@ def _verdict(
             UpdateArms(reference, case, traces, u),
             clip,
             always_oracle=shape not in shapes,
-            known_sources=frozenset(row.source for row in source_rows(_explained(updates))),
+            known_sources=source_rows(_explained(updates)),
         )
         if judged.oracle is not None:
             shapes.add(shape)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from equivtest.compare.arms import UpdateArms
 from equivtest.compare.gradient import AgainstOracle, AgainstReplay
 from equivtest.compare.skips import Skips
+from equivtest.compare.tables import SourceRow
 from equivtest.compare.verdict import Finding
 from equivtest.distance import MaybeTensors
 from equivtest.isolate import scaler_skip
@@ -79,13 +80,13 @@ def explained(
     sums: LoopSums | None,
     *,
     beyond: bool,
-    known: frozenset[str],
+    known: Sequence[SourceRow],
 ) -> Explained | None:
     """What the sources of the split and of the loop's sums are; None where none is looked for.
 
     Args:
         beyond: the split or the sums are beyond tolerance.
-        known: sources of which the shares are known from an update before.
+        known: sources as they were attributed in updates before.
     """
     wanted = arms.case.isolate == "always" or (arms.case.isolate == "auto" and beyond)
     if not (wanted and c.repeatable and len(arms.group.flat) > 1):

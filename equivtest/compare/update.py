@@ -29,7 +29,7 @@ from equivtest.compare.rows import isolated, tensor_row, update_row
 from equivtest.compare.skips import by_itself
 from equivtest.compare.skips import skips as judge_skips
 from equivtest.compare.split import beside_cut, undecided, undecided_finding
-from equivtest.compare.tables import TensorRow, UpdateRow
+from equivtest.compare.tables import SourceRow, TensorRow, UpdateRow
 from equivtest.compare.telling import (
     gradient_finding,
     over,
@@ -80,7 +80,7 @@ def judge_update(
     clip: Clip | None,
     *,
     always_oracle: bool,
-    known_sources: frozenset[str] = frozenset(),
+    known_sources: Sequence[SourceRow] = (),
 ) -> Judged:
     """Judge one update of all ranks.
 
@@ -88,7 +88,7 @@ def judge_update(
         clip: the experiment's.
         always_oracle: run the oracle even where the loop is acquitted: for the first group of each
             shape.
-        known_sources: of which the shares are known from an update before.
+        known_sources: as they were attributed in updates before.
     """
     return _UpdateJudge(arms, clip, known_sources, arms.seen).judge(always_oracle)
 
@@ -97,7 +97,7 @@ def judge_update(
 class _UpdateJudge:
     arms: UpdateArms
     clip: Clip | None
-    known_sources: frozenset[str]
+    known_sources: Sequence[SourceRow]
     seen: list[UpdateTrace]
     """The update by rank, with the gradient that is judged."""
     findings: list[Finding] = field(default_factory=list)

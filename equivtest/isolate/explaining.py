@@ -36,18 +36,19 @@ def explain(
     null: Sequence[bool],
     tolerances: Sequence[float],
     sums: LoopSums | None = None,
-    known: frozenset[str] = frozenset(),
+    known: Sequence[SourceRow] = (),
 ) -> Explained:
     """Isolate what is found in ``scene`` until the split is within tolerance.
 
-    What ``known`` sources explain together is not attributed again: the rows are empty then.
+    What the claimed of ``known`` sources explain is not attributed again: the rows are empty then.
 
     Args:
         names: of the tensors, by position.
         null: tensors known to be zero in exact arithmetic, which no split is judged on.
         tolerances: comparison B's, by tensor.
         sums: sources behind the forward, where the loop's own sums are beyond comparison A.
-        known: sources that were attributed in an update before.
+        known: sources as they were attributed in updates before. One that was found and not
+            claimed may be what this update needs.
     """
     null = _null(scene.oracle, null)
     return _Explaining(Remaining(scene, null, tolerances, sums), names, null).run(known)
@@ -59,13 +60,14 @@ class _Explaining:
         self.scene, self.sums = remaining.scene, remaining.sums
         self.refused: list[str] = []
 
-    def run(self, known: frozenset[str]) -> Explained:
+    def run(self, known: Sequence[SourceRow]) -> Explained:
         self._detect()
         sources = self._sources()
         tried, rest = sources[: attribution.MOST], sources[attribution.MOST :]
         together, remaining = frozenset(tried), self.remaining
-        if together <= known and remaining.within(together):
-            return self._explained(together)
+        enough = together.intersection(row.source for row in known if row.claimed)
+        if together <= {row.source for row in known} and remaining.within(enough):
+            return self._explained(enough)
         told = attribution.attribute(tried, remaining.squared, remaining.within)
         rows = tuple(
             SourceRow(s, share, self._where(s), s in told.claimed)

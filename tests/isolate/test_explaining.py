@@ -151,6 +151,46 @@ def test_what_could_not_be_named_is_not_passed_by_naming_the_rest() -> None:
     assert not spoilt.passed
 
 
+class DrawnLater(nn.Module):
+    """Draws in every forward, and uses what it drew of examples whose first feature says so."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.dropout = nn.Linear(5, 3), nn.Dropout(0.5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.linear(x)
+        return torch.where(x[:, :1] > 0, self.dropout(h), h)
+
+
+def drawn_later(coupled: bool) -> Experiment:
+    """Of two updates the second uses what is drawn; both are coupled or neither is."""
+
+    def total(model: nn.Module, batch: dict[str, Tensor]) -> Loss:
+        out = model(batch["x"])
+        logits = out - out.mean(0) if coupled else out
+        return Loss(F.cross_entropy(logits, batch["y"], reduction="sum"), len(batch["y"]))
+
+    made = an_experiment()
+    data = [
+        {**example, "x": torch.cat([torch.tensor([i // 16 - 0.5]), example["x"][1:]])}
+        for i, example in enumerate(made.data)
+    ]
+    return replace(made, model=DrawnLater, data=data, loss=total, count=None)
+
+
+@pytest.mark.parametrize("isolate", ["auto", "always"])
+@pytest.mark.parametrize("coupled", [False, True])
+def test_a_source_that_an_update_had_without_need_is_named_where_it_is_needed(
+    coupled: bool, isolate: str
+) -> None:
+    # Update 0 draws random numbers and nothing comes of them: no source is needed, or another one.
+    verdict = check(drawn_later(coupled), isolate=isolate)
+    causes = {"source.dropout"} | ({"source.coupling"} if coupled else set())
+    assert (verdict.status, set(verdict.causes)) == ("explained", causes), verdict.explain()
+    assert {f.update for f in verdict.findings if f.cause == "source.dropout"} == {1}
+
+
 def test_isolate_is_one_of_three() -> None:
     with pytest.raises(ValueError, match="isolate='sometimes': pass auto, always or never"):
         check(normalised, isolate="sometimes")
