@@ -146,20 +146,25 @@ class PackedButTheLast(nn.Module):
         return out * F.pad(mask[:, 1:], (0, 1)).unsqueeze(-1)
 
 
-class PackedSorted(nn.Module):
-    """Sorts by length itself: the packed sequence does not say where each line stood."""
+class PackedSorted(PackedButTheLast):
+    """The same that sorts by length itself: a packed sequence does not say where each line stood.
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.cells = nn.LSTM(WIDTH, WIDTH, num_layers=2, dropout=P, batch_first=True)
+    Args:
+        by: gives the order of lengths, the longest first.
+    """
+
+    def __init__(self, by: Callable[[Tensor], Tensor]) -> None:
+        super().__init__(batch_first=True)
+        self.by = by
 
     def forward(self, x: Tensor, mask: Tensor) -> Tensor:
-        lengths, order = mask.sum(1).sort(descending=True, stable=True)
-        packed = pack_padded_sequence(x[order], lengths, batch_first=True)
+        lengths = mask[:, : max(x.shape[1] - 1, 1)].sum(1)
+        order = self.by(lengths)
+        packed = pack_padded_sequence(x[order], lengths[order], batch_first=True)
         out, _ = pad_packed_sequence(
             self.cells(packed)[0], batch_first=True, total_length=x.shape[1]
         )
-        return out[order.argsort()]
+        return out[order.argsort()] * F.pad(mask[:, 1:], (0, 1)).unsqueeze(-1)
 
 
 class WithoutPadding(nn.Module):
@@ -313,7 +318,9 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
     "packed LSTM": PackedRecurrent,
     "packed GRU, all but the last": lambda: PackedButTheLast(batch_first=True),
     "packed GRU, all but the last, batch second": lambda: PackedButTheLast(batch_first=False),
-    "packed LSTM, sorted by the model": PackedSorted,
+    "packed GRU, sorted by the model": lambda: PackedSorted(
+        lambda lengths: lengths.argsort(descending=True)
+    ),
 }
 
 

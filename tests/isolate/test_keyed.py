@@ -10,13 +10,24 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from drawing import LAYERS, MODELS, Between, Checkpointed, LayerDrop, OwnGenerator, P, noise
+from drawing import (
+    LAYERS,
+    MODELS,
+    Between,
+    Checkpointed,
+    LayerDrop,
+    OwnGenerator,
+    P,
+    PackedSorted,
+    noise,
+)
 from forwards import SEED, WIDTH, Setup, apart, lines
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence
 
 from equivtest.isolate.places import IN_THE_LOSS, Place
-from equivtest.isolate.random.fields import NOT_PROBED, Layout, Layouts, Site, Untied
+from equivtest.isolate.random.fields import NO_PACKING, NOT_PROBED, Layout, Layouts, Site, Untied
 from equivtest.isolate.random.keyed import Keyed, in_turn
 from equivtest.isolate.random.probing import NO_ORDER, NO_PLACE, OTHER_GENERATORS
 from equivtest.observe.rng import RandomState
@@ -67,6 +78,22 @@ def test_a_split_and_its_padding_move_no_number(name: str) -> None:
     # A coin or two may fall alike: in any of some updates, and under any of some seeds.
     for keys in ([(SEED, u) for u in range(1, 6)], [(seed, 0) for seed in range(5)]):
         assert any(apart(one.gradient(WHOLE, layouts, key), whole) > OTHER_NUMBERS for key in keys)
+
+
+def test_rows_that_the_model_gives_packed_are_known_in_the_loss() -> None:
+    class Rows(nn.Linear):
+        def forward(self, x: Tensor, mask: Tensor) -> Any:
+            held = mask[:, : max(x.shape[1] - 1, 1)].sum(1)  # but the last of the longest
+            x = super().forward(x) * F.pad(mask[:, 1:], (0, 1)).unsqueeze(-1)
+            return pack_padded_sequence(x, held, batch_first=True, enforce_sorted=False)
+
+    def loss(packed: PackedSequence, _: Tensor) -> Tensor:
+        return F.dropout(packed.data, P).square().sum()
+
+    one = Setup(Rows(WIDTH, WIDTH), lines(LENGTHS), loss=loss)
+    layouts = one.layouts()
+    whole = one.gradient(WHOLE, layouts)
+    assert max(apart(one.gradient(parts, layouts), whole) for parts in SPLITS) <= ROUNDING
 
 
 @pytest.mark.parametrize("left", [False, True])
@@ -177,6 +204,15 @@ class TestWhatIsNotByExample:
 
         one = Setup(Between(noise(draw)), lines(LENGTHS))
         assert one.layouts().odd == (Untied(Place("noise", "Noise"), NO_PLACE),)
+
+    def test_sequences_that_numpy_sorts_before_they_are_packed(self) -> None:
+        def by_numpy(lengths: Tensor) -> Tensor:
+            return torch.from_numpy(np.argsort(-lengths.numpy(), kind="stable"))
+
+        one = Setup(PackedSorted(by_numpy), lines((3, 5, 4)))
+        with Keyed(one.model, range(3), (SEED, 0), one.layouts()) as keyed:
+            one.total(range(3))
+        assert keyed.unkeyed == [Untied(Place("cells", "GRU"), NO_PACKING)]
 
     def test_by_numpy(self) -> None:
         one = Setup(Between(noise(lambda x: x * np.random.rand(len(x)).mean())), lines(LENGTHS))

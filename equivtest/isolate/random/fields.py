@@ -11,6 +11,7 @@ from torch import Tensor
 
 from equivtest.isolate.cut import axes
 from equivtest.isolate.places import Place
+from equivtest.isolate.random.packing import Packing
 
 Order = Literal["major", "minor", "alike"]
 
@@ -24,6 +25,10 @@ OTHER_AXES = "its numbers have fewer axes than those for copies of one example"
 NO_ROWS = (
     "how many numbers each example gets depends on the other examples of its batch, so which are "
     "whose is not known"
+)
+NO_PACKING = (
+    "the sequences were sorted before they were packed, so which are whose is not known "
+    "(pack_padded_sequence(enforce_sorted=False) keeps their order)"
 )
 DEPENDS = "how often it draws depends on how many examples the batch has"
 
@@ -64,24 +69,6 @@ class Layout:
 
     axis: int | None
     order: Order = "major"
-
-
-@dataclass(frozen=True)
-class Packing:
-    """How the rows of a ``PackedSequence`` hold a batch: position by position, the longest first.
-
-    Attributes:
-        sizes: rows of each position, its ``batch_sizes``.
-        order: where in the batch each sequence stands, the longest first: its ``sorted_indices``.
-            None where it was packed in an order of its maker's.
-    """
-
-    sizes: tuple[int, ...]
-    order: tuple[int, ...] | None
-
-    @property
-    def rows(self) -> int:
-        return sum(self.sizes)
 
 
 @dataclass(frozen=True)
@@ -203,15 +190,16 @@ def _of_packing(
     packing: Packing, ids: Sequence[int], unpadded: Sequence[int] | None
 ) -> tuple[Tensor, Tensor]:
     """Positions are counted from the start, wherever padding is elsewhere: here there is none."""
-    if packing.sizes[0] != len(ids):
+    lengths, order = packing.lengths, packing.order
+    if len(lengths) != len(ids):
         raise NoLayoutError(NO_ROWS)
-    if packing.order is not None:
-        order = torch.tensor(packing.order, dtype=torch.int64)
-    else:  # as whoever sorts by length finds it; the same order where it was one already
-        order = torch.arange(len(ids)) if unpadded is None else _longest_first(unpadded)
-    lengths = (torch.tensor(packing.sizes).unsqueeze(1) > torch.arange(len(ids))).sum(0)
-    at, entries = _in_turn(lengths)
-    return torch.tensor(ids, dtype=torch.int64)[order][at], entries
+    if order is None:  # they were sorted already, or as lengths are
+        alone = unpadded or lengths
+        order = tuple(_longest_first(alone).tolist())
+        if order != tuple(range(len(ids))) and tuple(alone[i] for i in order) != lengths:
+            raise NoLayoutError(NO_PACKING)
+    at, entries = _in_turn(torch.tensor(lengths))
+    return torch.tensor([ids[i] for i in order], dtype=torch.int64)[at], entries
 
 
 def _longest_first(lengths: Sequence[int]) -> Tensor:

@@ -12,7 +12,7 @@ import pickle
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Self
 
@@ -22,7 +22,6 @@ from torch.nn.modules.module import (
     register_module_forward_hook,
     register_module_forward_pre_hook,
 )
-from torch.nn.utils.rnn import PackedSequence
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from equivtest.arms.build import seed_everything
@@ -32,12 +31,12 @@ from equivtest.isolate.random.fields import (
     Layout,
     Layouts,
     NoLayoutError,
-    Packing,
     Site,
     Untied,
     coordinates,
 )
 from equivtest.isolate.random.hashing import key_of, uniforms
+from equivtest.isolate.random.packing import Packing, packing_of
 from equivtest.observe.rng import RandomState
 
 
@@ -86,6 +85,7 @@ class Keyed(TorchDispatchMode):
         self._open: list[nn.Module] = []
         self._calls: Counter[Place] = Counter()
         self._packings: list[Packing | None] = [None]  # of the loss, then of each that is open
+        self._sorted: dict[tuple[float, ...], tuple[int, ...]] = {}  # order by sorted values
         self._drawn: dict[bytes, _Drawn] = {}
         self._left: set[bytes] = set()
         self._given: dict[int, tuple[torch.Generator, Tensor]] = {}
@@ -125,7 +125,7 @@ class Keyed(TorchDispatchMode):
 
     def _enter_module(self, module: nn.Module, inputs: Any) -> None:
         self._watch_others()
-        given = _packing(inputs)
+        given = self._packing(inputs)
         self._packings[-1] = given or self._packings[-1]
         self._open.append(module)
         self._packings.append(given if isinstance(module, nn.RNNBase) else self._packings[-1])
@@ -135,7 +135,13 @@ class Keyed(TorchDispatchMode):
         if self._open and self._open[-1] is module:
             self._open.pop()
             self._packings.pop()
-            self._packings[-1] = _packing(result) or self._packings[-1]
+            self._packings[-1] = self._packing(result) or self._packings[-1]
+
+    def _packing(self, values: Any) -> Packing | None:
+        found = packing_of(values)
+        if found is None or found.order is not None:
+            return found
+        return replace(found, order=self._sorted.get(found.lengths))
 
     def _watch_others(self) -> None:
         """Note the first module where numpy's or Python's generator has moved."""
@@ -150,6 +156,8 @@ class Keyed(TorchDispatchMode):
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         kwargs = kwargs or {}
+        if operator.overloadpacket is torch.ops.aten.sort:
+            return self._watched_sort(operator(*args, **kwargs))
         if not may_draw(operator):
             return operator(*args, **kwargs)
         given = arguments_of(operator, args, kwargs)
@@ -165,6 +173,13 @@ class Keyed(TorchDispatchMode):
         if permutes(operator):
             self.permuted.add(drawn.site)
         return draw(operator, given, partial(self._uniforms, drawn, device))
+
+    def _watched_sort(self, result: Any) -> Any:
+        """Remember in which order a forward puts its examples: it may pack them in it."""
+        values, order = result
+        if values.ndim == 1 and len(values) == len(self._ids):
+            self._sorted[tuple(values.tolist())] = tuple(order.tolist())
+        return result
 
     def _by_itself(self, operator: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """Run an operator that is not known here, and remember it if it draws."""
@@ -196,7 +211,7 @@ class Keyed(TorchDispatchMode):
             site, packing = Site(place, self._calls[place]), self._packings[-1]
             self._drawn[state] = _Drawn(site, self._ids, packing)
             self._calls[place] += 1
-            if packing is not None and isinstance(self._open[-1], nn.RNNBase):
+            if packing is not None and self._open and isinstance(self._open[-1], nn.RNNBase):
                 self.packed.add(site)
         torch.empty((), dtype=torch.int64, device=generator.device).random_(generator=generator)
         self._left.add(_state(generator))
@@ -263,17 +278,6 @@ def marked() -> Callable[[], None]:
         keyed._calls = calls
 
     return back
-
-
-def _packing(values: Any) -> Packing | None:
-    """Of the first packed sequences among arguments or results."""
-    if isinstance(values, PackedSequence):
-        order = values.sorted_indices
-        return Packing(
-            tuple(values.batch_sizes.tolist()), None if order is None else tuple(order.tolist())
-        )
-    each = values if isinstance(values, (tuple, list)) else ()
-    return next((found for value in each if (found := _packing(value)) is not None), None)
 
 
 def _others() -> bytes:
