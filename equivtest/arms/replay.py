@@ -66,7 +66,8 @@ class Replay:
         parts: each microbatch's contribution to ``expected`` by replica and microbatch, where kept.
         totals, counts, terms: of the losses made, by replica and microbatch.
         dtypes: floating dtypes that autograd saved in the forwards, where they were watched.
-        shared: the forwards and root factors were the candidate's, bit for bit.
+        shared: the forwards and root factors were the candidate's, bit for bit; where a factor was
+            0, the plan's is in its place.
         alike: the forwards were the candidate's but for their rounding, never bit for bit: those of
             all replicas in one (``synchronised``).
         overflowing: first replica whose own sum is not finite in the case's dtype, where the loss
@@ -261,8 +262,10 @@ class _Factors:
         factor = wanted
         if self._seen is not None:
             given = self._seen.factors[k] if k < len(self._seen.factors) else None
-            if given is None or given == 0.0:
+            if given is None:
                 self.observed = False
+            elif given == 0.0:  # left out: nothing to put right, and the plan has its gradient
+                self.right = False
             else:
                 factor = given
                 off = abs(min(factor, torch.finfo(dtype).max) - min(wanted, torch.finfo(dtype).max))
