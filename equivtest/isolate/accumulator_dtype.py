@@ -32,4 +32,4 @@ def detect(summed: Summed, precision: Precision, names: Sequence[str]) -> list[S
         f"gradient's scale away from the same sums in float32; apart: {summed.orders(names)}"
     )
     error = minus(summed.gradient, summed.float32)
-    return [SumSource(Cause.ACCUMULATOR_DTYPE, error, f"in sums kept in {kept}", text)]
+    return [SumSource(str(Cause.ACCUMULATOR_DTYPE), error, f"in sums kept in {kept}", text)]

@@ -27,4 +27,4 @@ def detect(summed: Summed, names: Sequence[str]) -> list[SumSource]:
     more = max(summed.accumulation, default=0.0) >= max(summed.all_reduce, default=0.0)
     where = "in the accumulation" if more else "in the all-reduce"
     error = minus(summed.float32, summed.exact)
-    return [SumSource(Cause.REDUCTION_ORDER, error, where, text)]
+    return [SumSource(str(Cause.REDUCTION_ORDER), error, where, text)]

@@ -165,6 +165,7 @@ def test_shares_of_sums_and_of_a_forward_add_up() -> None:
     assert set(verdict.causes) == {"source.batchnorm", "source.accumulator_dtype"}
     assert verdict.remainder == pytest.approx(0.0, abs=1e-12)
     assert sum(verdict.sources.values()) + verdict.remainder == pytest.approx(1.0, abs=1e-12)
+    assert {type(source) for source in verdict.sources} == {str}  # as they print, from any source
     assert all(row.margin < 1 for row in verdict.rows)
     assert not any("kernel shape" in finding.text for finding in verdict.findings)
 
