@@ -73,7 +73,7 @@ class Remaining:
         if isolated not in self._left:
             besides = [source.error for source in self.sums.besides(isolated)]
             apart = norms(added(pair.apart, *besides))
-            self._left[isolated] = list(map(ratio, apart, self.scene.oracle.scale))
+            self._left[isolated] = list(map(ratio, apart, self.scene.scale))
         return self._left[isolated]
 
     def allowed(self, isolated: frozenset[str]) -> Sequence[float]:
@@ -85,7 +85,7 @@ class Remaining:
 
         Not each tensor over its scale: that depends on which sources are there.
         """
-        left, scale = self.left(isolated), self.scene.oracle.scale
+        left, scale = self.left(isolated), self.scene.scale
         return ratio(sum((left[t] * scale[t]) ** 2 for t in self.judged if left[t]), self._whole)
 
     def within(self, isolated: frozenset[str]) -> bool:
@@ -99,11 +99,8 @@ class Remaining:
 
     @cached_property
     def _whole(self) -> float:
-        oracle = self.scene.oracle
-        size = norms(oracle.gradients)
-        return sum(size[t] ** 2 for t in self.judged) or sum(
-            oracle.scale[t] ** 2 for t in self.judged
-        )
+        size, scale = norms(self.scene.oracle.gradients), self.scene.scale
+        return sum(size[t] ** 2 for t in self.judged) or sum(scale[t] ** 2 for t in self.judged)
 
     def _pair(self, isolated: frozenset[str]) -> _Pair:
         forward = isolated & self.found
@@ -114,7 +111,7 @@ class Remaining:
     def _run(self, forward: Collection[str]) -> _Pair:
         chosen = [isolation for isolation in self.isolations if isolation.cause in forward]
         split, whole = self.scene.pair(chosen)
-        scale = self.scene.oracle.scale
+        scale = self.scene.scale
         left = noise.relative(split.gradients, whole.gradients, scale)
         apart = () if self.sums is None else minus(split.gradients, whole.gradients)
         pair = _Pair(left, self._tolerances, apart)

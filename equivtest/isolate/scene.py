@@ -57,6 +57,12 @@ class Scene:
         return tuple(ids for replica in self.group.ids for ids in replica if ids)
 
     @cached_property
+    def scale(self) -> list[float]:
+        """``S_t``; where the oracle's random numbers left nothing of it, what the split added."""
+        largest = max(self.oracle.scale, default=0.0)
+        return [s or c or largest for s, c in zip(self.oracle.scale, self.cut.scale, strict=True)]
+
+    @cached_property
     def whole_batch(self) -> Any:
         return self.batches(self.group.flat)
 

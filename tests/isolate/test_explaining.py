@@ -251,3 +251,18 @@ def test_sources_that_do_not_interact_have_the_shares_that_each_has_alone() -> N
         assert together.sources[name] == pytest.approx(own / sum(squared.values()), abs=1e-9)
     assert together.remainder is not None
     assert sum(together.sources.values()) + together.remainder == pytest.approx(1, abs=1e-6)
+
+
+def test_a_coupling_that_acts_only_behind_the_batchs_own_statistics_is_found() -> None:
+    def model() -> nn.Module:
+        made = nn.Sequential(
+            nn.Linear(5, 8), nn.BatchNorm1d(8), nn.ReLU(), Mixed(), nn.Linear(8, 3)
+        )
+        nn.init.constant_(made[0].bias, -100.0)  # with mean 0 and variance 1 no unit would live
+        return made
+
+    verdict = check(
+        replace(an_experiment(), model=model), expect={"source.batchnorm", "source.coupling"}
+    )
+    assert verdict.passed, verdict.explain()
+    assert "`3` (Mixed)" in next(r.where for r in verdict.source_rows if "coupling" in r.source)

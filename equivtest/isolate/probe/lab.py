@@ -17,7 +17,7 @@ from equivtest.isolate.calls import Call, by_key, elements, tensors, watching
 from equivtest.isolate.cut.axes import COPIES, Layout, fits, layout, rows
 from equivtest.isolate.cut.modules import Anatomy, NotCuttable
 from equivtest.isolate.isolation import Isolation, Run, entered
-from equivtest.isolate.probe.still import batchnorm_aside, still
+from equivtest.isolate.probe.still import Statistics, batchnorm_aside, statistics, still
 from equivtest.isolate.scene import Scene
 
 FEW = 4
@@ -179,8 +179,17 @@ class Lab:
         run, bench, start = self._run(chunks), self.scene.bench, self.scene.start
         bench.load(start.parameters, start.buffers[0])
         isolated = entered(isolations, run, whole=len(chunks) > 1)
-        with still(), batchnorm_aside(bench.module), torch.enable_grad(), isolated:
+        with still(), batchnorm_aside(bench.module, self.statistics), torch.enable_grad(), isolated:
             yield run
+
+    @cached_property
+    def statistics(self) -> Statistics:
+        """Of the large batch."""
+        scene = self.scene
+        scene.bench.load(scene.start.parameters, scene.start.buffers[0])
+        return statistics(
+            scene.bench.module, lambda: scene.bench.losses(self.batch(scene.group.flat))
+        )
 
     def _run(self, chunks: Sequence[Sequence[int]]) -> Run:
         own = tuple(tuple(chunk) for chunk in chunks)

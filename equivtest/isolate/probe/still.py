@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -57,17 +57,38 @@ def still() -> Iterator[None]:
         yield
 
 
+Statistics = Mapping[str, tuple[Tensor, Tensor]]
+"""Mean and variance by the name of the module that takes them."""
+
+
+def statistics(model: nn.Module, forward: Callable[[], object]) -> Statistics:
+    """What the batch of ``forward`` gives the first use that each module makes of it."""
+    found: dict[str, tuple[Tensor, Tensor]] = {}
+
+    def noted(use: Use) -> Tensor:
+        rows = use.input.detach().transpose(0, 1).flatten(1)
+        found.setdefault(use.place.name, (rows.mean(1), rows.var(1, correction=0)))
+        return use.normalised(use.input)
+
+    with still(), normalising(model, noted):
+        forward()
+    return found
+
+
 @contextmanager
-def batchnorm_aside(model: nn.Module) -> Iterator[None]:
-    """Batches are normalised by mean 0 and variance 1 while the context lasts.
+def batchnorm_aside(model: nn.Module, known: Statistics) -> Iterator[None]:
+    """Batches are normalised by constants while the context lasts: ``known`` ones, else 0 and 1.
 
     Their statistics couple examples in a way that is known, and would hide what couples them
-    behind it.
+    behind it. The large batch's own leave as many units alive behind them as there are. By module
+    and not by use, so that a recomputed forward has the same.
     """
 
     def fixed(use: Use) -> Tensor:
         features = use.input.shape[1]
-        return use.by_fixed(use.input.new_zeros(features), use.input.new_ones(features))
+        unit = use.input.new_zeros(features), use.input.new_ones(features)
+        mean, variance = known.get(use.place.name, unit)
+        return use.by_fixed(*((mean, variance) if len(mean) == features else unit))
 
     with normalising(model, fixed):
         yield
