@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-from correct import check_correct, check_scaled
+from correct import check, check_correct, check_scaled
+from drawn import Drawn
 from drawn_table import PROPERTY
+
+from equivtest import Plan
 
 
 @pytest.mark.parametrize("stream", range(4))
@@ -25,3 +28,28 @@ def test_a_power_of_two_on_the_loss_changes_no_margin(
     tally, wrong = check_scaled(examples=4, stream=stream)
     record_property(PROPERTY, tally.text())
     assert not wrong, "\n".join(wrong)
+
+
+def test_a_scale_of_exactly_zero_is_no_measure() -> None:
+    # In update 1 each part's gradient of the null scalar is 0, and the split's a last bit.
+    case = Drawn(
+        architecture="plain",
+        width=13,
+        depth=2,
+        activation="relu",
+        normalised=False,
+        optimizer="momentum",
+        plan=Plan((6, 3), 2, 2),
+        examples=21,
+        precision="fp16",
+        updates=3,
+        clip=100.0,
+        schedule=True,
+        trained=0,
+        ragged=True,
+        last_group="process",
+        seed=4221,
+        shift=True,
+    )
+    verdict = check(case)
+    assert verdict.status == "equivalent", verdict.explain()

@@ -158,7 +158,9 @@ def against_oracle(
         full_floor: run the permutations and splits that the noise floor is made of; needed only
             where A does not acquit. Without them the floor is that of the large batch and replay.
     """
-    truth, scale = oracle.gradients, oracle.scale
+    # Where every part's gradient is exactly 0 the whole's may be rounding, of the others' size.
+    largest = max(oracle.scale, default=0.0)
+    truth, scale = oracle.gradients, [s or largest for s in oracle.scale]
     split = noise.relative(cut.gradients, truth, scale)
     suspects = [t for t, d in enumerate(split) if d > split_tolerance(0.0)]
     away, moved = farthest(gradients, truth), noise.relative(large.gradients, truth, scale)
