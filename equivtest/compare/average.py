@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor, nn
 
-from equivtest.compare.cause import Cause
+from equivtest.causes import Cause
 from equivtest.compare.continuity import same_values
 from equivtest.compare.verdict import Finding
 from equivtest.distance import distance, norm, ratio

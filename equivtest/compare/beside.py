@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from equivtest.arms.replay import Replay
-from equivtest.compare.cause import Cause
+from equivtest.causes import Cause
 from equivtest.compare.continuity import same_values
 from equivtest.compare.tolerance import (
     FORWARD_UNITS,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from equivtest.compare.cause import Cause
+from equivtest.causes import Cause
 from equivtest.compare.continuity import all_same
 from equivtest.compare.norm_clip import NormClip
 from equivtest.compare.value_clip import ValueClip

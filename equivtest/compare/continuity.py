@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from equivtest.compare.cause import Cause
+from equivtest.causes import Cause
 from equivtest.compare.verdict import Finding
 from equivtest.distance import dense, distance, norm, ratio
 from equivtest.observe.trace import ParamGroups, Tensors, Trace, UpdateTrace

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
 
-from equivtest.compare.cause import Cause
+from equivtest.causes import Cause
 from equivtest.compare.verdict import Finding
 from equivtest.observe.trace import Trace, UpdateTrace
 

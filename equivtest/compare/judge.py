@@ -13,11 +13,11 @@ from equivtest.arms.case import Case
 from equivtest.arms.computing import computing
 from equivtest.arms.reference import Reference
 from equivtest.calling import blaming
+from equivtest.causes import Kind, kind_of
 from equivtest.compare import planned
 from equivtest.compare.alike import alike
 from equivtest.compare.arms import UpdateArms
 from equivtest.compare.card import card_of, event_rows, planned_card
-from equivtest.compare.cause import is_source
 from equivtest.compare.clip import clip_of
 from equivtest.compare.continuity import agreement, continuity
 from equivtest.compare.parameters import ParameterJudge
@@ -26,6 +26,9 @@ from equivtest.compare.tables import TensorRow
 from equivtest.compare.telling import telling
 from equivtest.compare.update import Judged, judge_update
 from equivtest.compare.verdict import Failure, Finding, Status, Verdict
+from equivtest.diagnose import naming
+from equivtest.diagnose.evidence import Evidence, UpdateEvidence
+from equivtest.diagnose.naming import diagnosed, named
 from equivtest.experiment import Experiment
 from equivtest.isolate.explained import Explained, remainder, source_rows
 from equivtest.observe.trace import Tensors, Trace
@@ -74,13 +77,22 @@ def _verdict(
     dtypes = frozenset(dtype for judged in updates for dtype in judged.dtypes)
     for trace in traces:
         findings += planned.precision_applied(case, trace, dtypes)
+    evidence = Evidence(
+        experiment,
+        case,
+        traces,
+        [_evidence(reference, case, judged) for judged in updates],
+        findings,
+    )
+    diagnoses = diagnosed(evidence, [one for judged in updates for one in judged.diagnoses])
     explained = _explained(updates)
     rows = tuple(parameters.measured(row) for judged in updates for row in judged.rows)
-    told = telling(findings)
+    told = telling(named(findings, diagnoses))
     weight_seen = next((j.smallest_weight_seen for j in updates if j.smallest_weight_seen), None)
     notes = [note for judged in updates for note in judged.notes] + parameters.notes
     notes += [note for trace in traces for note in planned.unobserved(trace)]
     notes += never_applied(traces[0])
+    notes += naming.notes(diagnoses)
     return Verdict(
         status=_status(told, rows),
         card=card_of(experiment, case, traces, rows, weight_seen),
@@ -94,6 +106,12 @@ def _verdict(
         ranks=ranks,
         events=event_rows(traces),
     )
+
+
+def _evidence(reference: Reference, case: Case, judged: Judged) -> UpdateEvidence:
+    u = judged.row.update
+    group = case.groups[u]
+    return UpdateEvidence(u, group, judged.seen, reference.counts(group), judged.rows)
 
 
 def _explained(updates: Sequence[Judged]) -> list[Explained]:
@@ -120,13 +138,13 @@ def _as_judged(traces: Sequence[Trace], updates: Sequence[Judged]) -> list[Trace
 
 
 def _status(findings: Sequence[Finding], rows: Sequence[TensorRow]) -> Status:
-    """A named cause that is no source is a fault; what has no name is unexplained."""
-    named = [finding.cause for finding in findings if finding.cause]
-    if not all(map(is_source, named)):
+    """A named fault is one; what has no name is unexplained; sources and conventions explain."""
+    kinds = [kind_of(finding.cause) for finding in findings if finding.cause]
+    if Kind.FAULT in kinds:
         return Status.FAULT
-    if len(named) < len(findings):
+    if len(kinds) < len(findings):
         return Status.UNEXPLAINED
-    if named:
+    if kinds:
         return Status.EXPLAINED
     if not any(row.state in ("equal", "rounding") for row in rows):
         return Status.INCONCLUSIVE

@@ -13,9 +13,9 @@ from torch.optim import Optimizer
 
 from equivtest.arms.case import Case
 from equivtest.arms.reference import Reference
+from equivtest.causes import Cause
 from equivtest.compare import optimizer as replayed
 from equivtest.compare.average import ExpectedAverage
-from equivtest.compare.cause import Cause
 from equivtest.compare.clip import clip_of, judge_clip
 from equivtest.compare.continuity import same_values
 from equivtest.compare.optimizer import ExpectedOptimizers

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from equivtest.arms.case import Case
-from equivtest.compare.cause import Cause
+from equivtest.causes import Cause
 from equivtest.compare.verdict import Finding
 from equivtest.observe.trace import MicrobatchTrace, Trace, UpdateTrace
 from equivtest.plan import GroupLayout

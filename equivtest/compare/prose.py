@@ -5,8 +5,8 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Iterable, Sequence
 
+from equivtest.causes import Cause
 from equivtest.compare import figures
-from equivtest.compare.cause import Cause
 from equivtest.compare.tables import TensorRow
 from equivtest.compare.verdict import Finding, Status, Verdict
 

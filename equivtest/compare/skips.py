@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from equivtest.compare.cause import Cause
+from equivtest.causes import Cause
 from equivtest.compare.continuity import same_values
 from equivtest.compare.verdict import Finding
 from equivtest.observe.trace import OptimizerTrace, Trace, UpdateTrace

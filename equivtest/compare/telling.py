@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 
-from equivtest.compare.cause import Cause
+from equivtest.causes import Cause, Kind
 from equivtest.compare.gradient import AgainstOracle, AgainstReplay
 from equivtest.compare.tolerance import WEIGHT_SIGMAS
 from equivtest.compare.verdict import Finding
@@ -43,13 +43,15 @@ def telling(findings: Sequence[Finding]) -> tuple[Finding, ...]:
         consequences |= {Cause.GRADIENT, Cause.LOSS, Cause.BUFFERS}
     if Cause.HYPERPARAMETERS in causes:
         consequences |= {Cause.PARAMETERS}
-    order = {cause: k for k, cause in enumerate(ORDER)}
+    # What has a name of its own says more than any general one; sources come last.
+    order: dict[str, int] = {cause: -1 for cause in Cause if cause.kind is not Kind.SOURCE}
+    order |= {cause: k for k, cause in enumerate(ORDER)}
     kept: dict[tuple[object, ...], Finding] = {}
     for f in findings:  # the same on several ranks is said once
         if f.cause not in consequences:
             kept.setdefault((f.cause, f.update, f.tensor), f)
     return tuple(
-        sorted(kept.values(), key=lambda f: (order.get(f.cause, len(order)), f.update or 0))  # type: ignore[call-overload]
+        sorted(kept.values(), key=lambda f: (order.get(f.cause, len(order)), f.update or 0))
     )
 
 

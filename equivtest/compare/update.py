@@ -40,6 +40,7 @@ from equivtest.compare.telling import (
 )
 from equivtest.compare.verdict import Finding
 from equivtest.compare.weights import Weights, fit
+from equivtest.diagnose.diagnosis import Diagnosis
 from equivtest.distance import MaybeTensors, norm
 from equivtest.isolate.explained import Explained
 from equivtest.isolate.sums import LoopSums, in_another_order, reproduced
@@ -60,6 +61,7 @@ class Judged:
         seen: the update by rank, with the gradient that was judged.
         explained: what its sources are, where the split diverges; ``skipped``, where a skip tells
             the arms apart.
+        diagnoses: causes that were named with the tensors at hand.
     """
 
     row: UpdateRow
@@ -73,6 +75,7 @@ class Judged:
     seen: tuple[UpdateTrace, ...]
     explained: Explained | None = None
     skipped: Explained | None = None
+    diagnoses: tuple[Diagnosis, ...] = ()
 
 
 def judge_update(

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
-from equivtest.compare.cause import Cause
+from equivtest.causes import Cause
 from equivtest.compare.tables import EventRow, SourceRow, TensorRow, UpdateRow
 
 if TYPE_CHECKING:
@@ -154,7 +154,14 @@ class Verdict:
         if len(self.expect) == 1 and self.expect[0] in set(Status):
             return self.status == self.expect[0]
         named = all(finding.cause for finding in self.findings)
-        return named and set(self.causes) == set(self.expect)
+        causes = set(self.causes)
+        return named and causes <= set(self.expect) <= causes | set(self.noted)
+
+    @property
+    def noted(self) -> tuple[str, ...]:
+        """Causes that are no mistakes, which notes name: costs, logs and conventions."""
+        heads = [note.partition(": ")[0] for note in self.notes]
+        return tuple(dict.fromkeys(head for head in heads if head in set(Cause)))
 
     @property
     def margin(self) -> float:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import torch
 
-from equivtest.compare.cause import Cause
+from equivtest.causes import Cause
 from equivtest.distance import minus
 from equivtest.isolate.sums import Summed, SumSource, worst
 from equivtest.precision import Precision, unit_roundoff

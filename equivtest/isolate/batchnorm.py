@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from equivtest.compare.cause import Cause
+from equivtest.causes import Cause
 from equivtest.isolate.cut.parts import Parts, find
 from equivtest.isolate.isolation import Isolation, Run
 from equivtest.isolate.normalising import Use, normalising

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from equivtest.compare.cause import Cause
+from equivtest.causes import Cause
 from equivtest.isolate.cut.parts import common, find
 from equivtest.isolate.deciding import Decision, deciding, flipped
 from equivtest.isolate.isolation import Isolation, Run, entered

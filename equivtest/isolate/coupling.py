@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from itertools import product
 from typing import Any
 
-from equivtest.compare.cause import Cause
+from equivtest.causes import Cause
 from equivtest.isolate.cut.axes import Layout
 from equivtest.isolate.cut.losses import loss_in_chunks
 from equivtest.isolate.cut.modules import Anatomy, NotCuttable, in_chunks

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 
-from equivtest.compare.cause import Cause
+from equivtest.causes import Cause
 from equivtest.isolate.calls import elements
 from equivtest.isolate.isolation import Isolation, Run
 from equivtest.isolate.random.fields import Layouts, Untied

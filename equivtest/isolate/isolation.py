@@ -10,7 +10,7 @@ from typing import Any
 from torch import nn
 
 from equivtest.arms.bench import Bench
-from equivtest.compare.cause import Cause
+from equivtest.causes import Cause
 
 
 @dataclass(frozen=True)

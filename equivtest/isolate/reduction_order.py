@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from equivtest.compare.cause import Cause
+from equivtest.causes import Cause
 from equivtest.distance import minus
 from equivtest.isolate.sums import Summed, SumSource, worst
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from equivtest.arms.extremes import reached, reached_by_large
 from equivtest.arms.oracle import Whole
 from equivtest.arms.replay import Replay, Start
-from equivtest.compare.cause import Cause
+from equivtest.causes import Cause
 from equivtest.compare.tables import SourceRow
 from equivtest.compare.verdict import Finding
 from equivtest.distance import finite

@@ -59,6 +59,49 @@ class Reduction:
 
 
 @dataclass(frozen=True)
+class Collective:
+    """A collective that was called from Python: by the loop or a communication hook.
+
+    Attributes:
+        name: ``all_reduce``, ``all_gather``, ``broadcast``, ...
+        op: of a reduction, ``sum``, ``avg``, ``max``, ...; empty for others.
+        dtype, elements: of what it sent.
+        parameters: names of those whose gradients lie in the memory that it worked on.
+        microbatch: the last one that had begun; None before the first.
+        phase: ``forward`` (from a forward to its backward), ``backward`` (inside one: a hook) or
+            ``after`` a backward.
+    """
+
+    name: str
+    op: str
+    dtype: str
+    elements: int
+    parameters: frozenset[str] = frozenset()
+    microbatch: int | None = None
+    phase: str = "after"
+
+
+@dataclass(frozen=True)
+class GradientOperation:
+    """One thing that happened to ``.grad`` in a group, in order.
+
+    Attributes:
+        kind: ``backward``, ``reduce`` (by the wrapper, at the end of a backward), ``zero``
+            (``zero_grad``), ``clip`` or ``unscale``.
+        microbatch: the last one that had begun; None before the first.
+        microbatches: of a backward, those that it reached.
+        factor: what a clip or an unscale multiplied gradients by; 1 for others.
+        parameters: names of those concerned; None for all.
+    """
+
+    kind: str
+    microbatch: int | None = None
+    microbatches: tuple[int, ...] = ()
+    factor: float = 1.0
+    parameters: frozenset[str] | None = None
+
+
+@dataclass(frozen=True)
 class MicrobatchTrace:
     """One forward and what followed from it.
 
@@ -78,6 +121,16 @@ class MicrobatchTrace:
             GPU the most that were allocated there, from its forward to the next, or, for the last
             of a group, to the end of the update.
         nodes: most saved tensors that it held.
+        root: value that its backward started from, with whatever the loop multiplied it by; of one
+            backward for several microbatches, that of all of them. None where none was seen.
+        scale: loss scale at its backward, None without a scaler.
+        flag: the wrapper's wish to reduce when the backward began (``reduces``: in the forward,
+            which is what counts).
+        wrapped: the forward went through the wrapper.
+        backward: number of the backward that it ended with, counted from 0 in the update; None
+            where there was none.
+        held_bytes, held_nodes: what the autograd graph still held of earlier microbatches when
+            its first forward began.
     """
 
     ids: tuple[int, ...] | None
@@ -91,6 +144,13 @@ class MicrobatchTrace:
     broadcasts: tuple[int, ...] = ()
     peak_bytes: int = 0
     nodes: int = 0
+    root: float | None = None
+    scale: float | None = None
+    flag: bool = False
+    wrapped: bool = False
+    backward: int | None = None
+    held_bytes: int = 0
+    held_nodes: int = 0
 
 
 @dataclass(frozen=True)
@@ -143,6 +203,11 @@ class UpdateTrace:
         clipped_scaled: a clip was seen on gradients that were still scaled.
         observed: False where gradients came and no forward was seen (``module.forward`` called
             past the module's hooks): microbatches and examples are then unknown, not absent.
+        operations: what happened to the gradients, in order.
+        collectives: those called from Python.
+        comm_hook: name of the wrapper's communication hook; empty where it has none.
+        unwrapped: trained parameters that the wrapper does not hold.
+        reported: what the loop reported as its loss (``Rank.report``).
     """
 
     microbatches: tuple[MicrobatchTrace, ...]
@@ -162,6 +227,11 @@ class UpdateTrace:
     clipped_scaled: bool = False
     norm_taken: bool = False
     observed: bool = True
+    operations: tuple[GradientOperation, ...] = ()
+    collectives: tuple[Collective, ...] = ()
+    comm_hook: str = ""
+    unwrapped: frozenset[str] = frozenset()
+    reported: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from equivtest.compare.cause import Cause
+from equivtest.causes import Cause
 from equivtest.compare.tables import TensorRow
 from equivtest.compare.verdict import Card, Finding, Status, Verdict, expectation
 

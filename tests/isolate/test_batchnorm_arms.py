@@ -17,8 +17,8 @@ from equivtest import Experiment, Plan
 from equivtest.arms.case import case_of
 from equivtest.arms.reference import Reference
 from equivtest.arms.replay import Start
+from equivtest.causes import Cause
 from equivtest.compare import noise
-from equivtest.compare.cause import Cause
 from equivtest.isolate import batchnorm, explaining
 from equivtest.isolate.explained import Explained
 from equivtest.isolate.explaining import explain

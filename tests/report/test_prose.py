@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import verdicts
 
+from equivtest.causes import Cause
 from equivtest.compare import figures
-from equivtest.compare.cause import Cause
 from equivtest.compare.prose import explain, headline, what_happened, what_to_change
 from equivtest.compare.tables import SourceRow
 from equivtest.compare.verdict import Finding, Status

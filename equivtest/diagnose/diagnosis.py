@@ -1,0 +1,53 @@
+"""What a family of causes says: a cause, its evidence, and the findings that it accounts for."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from equivtest.causes import Cause
+from equivtest.compare.verdict import Finding
+
+
+@dataclass(frozen=True)
+class Covers:
+    """Findings that a cause accounts for: those of general causes, in some updates and tensors.
+
+    None for updates or tensors is all of them.
+    """
+
+    causes: Collection[str]
+    updates: Collection[int] | None = None
+    tensors: Collection[str] | None = None
+
+    def holds(self, finding: Finding) -> bool:
+        """The finding is one of these."""
+        return (
+            finding.cause in self.causes
+            and (self.updates is None or finding.update is None or finding.update in self.updates)
+            and (self.tensors is None or finding.tensor is None or finding.tensor in self.tensors)
+        )
+
+
+NOTHING = Covers(())
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """A named cause.
+
+    Attributes:
+        cause: of any kind but a source.
+        text: one sentence: why we think so, with the figures.
+        covers: findings that it accounts for; several where one predicate does not say it.
+        update, rank, tensor: where it was seen first.
+        alternatives: other causes that predict the same here.
+    """
+
+    cause: Cause
+    text: str
+    covers: tuple[Covers, ...] = ()
+    update: int | None = None
+    rank: int | None = None
+    tensor: str | None = None
+    alternatives: tuple[Cause, ...] = ()

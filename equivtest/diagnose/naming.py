@@ -1,0 +1,46 @@
+"""All families of causes, and what is left of the findings when they have spoken."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
+
+from equivtest.causes import Kind
+from equivtest.compare.verdict import Finding
+from equivtest.diagnose.diagnosis import Diagnosis
+from equivtest.diagnose.evidence import Evidence
+
+Family = Callable[[Evidence], Iterator[Diagnosis]]
+
+FAMILIES: tuple[Family, ...] = ()
+"""Those that need no tensors; the others speak while an update is judged."""
+
+NOTED = (Kind.COST, Kind.LOG, Kind.CONVENTION)
+"""Kinds of causes that a note names."""
+
+
+def diagnosed(evidence: Evidence, seen: Sequence[Diagnosis]) -> list[Diagnosis]:
+    """What all families say, ``seen`` while updates were judged first; each cause once."""
+    told = [*seen, *(one for family in FAMILIES for one in family(evidence))]
+    kept: dict[str, Diagnosis] = {}
+    for one in told:
+        first = kept.setdefault(one.cause, one)
+        if first is not one:
+            kept[one.cause] = replace(first, covers=(*first.covers, *one.covers))
+    return list(kept.values())
+
+
+def named(findings: Iterable[Finding], diagnoses: Sequence[Diagnosis]) -> list[Finding]:
+    """The findings with names for those that a cause accounts for."""
+    covers = [one for diagnosis in diagnoses for one in diagnosis.covers]
+    left = [finding for finding in findings if not any(one.holds(finding) for one in covers)]
+    return left + [
+        Finding(one.cause, one.text, update=one.update, rank=one.rank, tensor=one.tensor)
+        for one in diagnoses
+        if one.cause.kind not in (Kind.COST, Kind.LOG)
+    ]
+
+
+def notes(diagnoses: Sequence[Diagnosis]) -> Iterator[str]:
+    """A note on each cause that is no mistake; it begins with the cause's name."""
+    return (f"{one.cause}: {one.text}" for one in diagnoses if one.cause.kind in NOTED)
