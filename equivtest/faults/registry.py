@@ -1,0 +1,21 @@
+"""All planted faults, in the order of the families."""
+
+from __future__ import annotations
+
+from equivtest.faults import normalisation
+from equivtest.faults.planting import Planted
+
+FAULTS: tuple[Planted, ...] = (*normalisation.FAULTS,)
+
+
+def planted(name: str) -> Planted:
+    """The entry of this name.
+
+    Raises:
+        ValueError: there is none; lists those there are.
+    """
+    found = next((one for one in FAULTS if one.name == name), None)
+    if found is None:
+        names = ", ".join(one.name for one in FAULTS)
+        raise ValueError(f"planted fault {name!r}: pass one of {names}")
+    return found
