@@ -415,6 +415,21 @@ class Cause(StrEnum):
         "The scheduler moves D times per update. Call it once per update on each rank; a wrapped "
         "scheduler may multiply by the number of processes.",
     )
+    SCHED_BEFORE_UPDATE = (
+        "sched.before_update",
+        "The scheduler moves before the update that it should follow, and the first value of the "
+        "schedule is never used. Call optimizer.step() first and scheduler.step() after it.",
+    )
+    SCHED_NEVER = (
+        "sched.never",
+        "The schedule never moves: every update runs with its first value. Call scheduler.step() "
+        "once per applied update, on the scheduler of the optimizer that runs.",
+    )
+    SCHED_WRONG_UNIT = (
+        "sched.wrong_unit",
+        "The scheduler moves in another unit than the experiment announces. Move it in that unit, "
+        "or announce the one that is meant (scheduler_unit).",
+    )
     UPDATE_PER_MICROBATCH = (
         "opt.update_per_microbatch",
         "The optimizer runs after every microbatch. Run it once per group, after the last "
@@ -433,6 +448,15 @@ class Cause(StrEnum):
         "state.ema_per_microbatch",
         "The average of the weights moves once per microbatch. Update the average once per "
         "applied update.",
+    )
+    EMA_BEFORE_UPDATE = (
+        "state.ema_before_update",
+        "The average of the weights takes up the weights before the update: it is one update "
+        "behind. Call update_parameters() after optimizer.step().",
+    )
+    EMA_NEVER = (
+        "state.ema_never",
+        "The average of the weights never moves. Call update_parameters() once per applied update.",
     )
     PADDING_DUPLICATES = (
         "data.padding_duplicates",

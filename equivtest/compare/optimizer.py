@@ -55,7 +55,7 @@ class ExpectedOptimizers:
         self._module = module
         optimizers = experiment.optimizer(module)
         self.optimizers: list[Optimizer] = several(optimizers)
-        self._schedulers = (
+        self.schedulers = (
             [] if experiment.scheduler is None else several(experiment.scheduler(optimizers))
         )
         self._moved = 0
@@ -70,7 +70,7 @@ class ExpectedOptimizers:
         """Move the schedulers until each has had ``calls`` calls."""
         with quiet_schedulers():
             while self._moved < calls:
-                for scheduler in self._schedulers:
+                for scheduler in self.schedulers:
                     scheduler.step()
                 self._moved += 1
 

@@ -13,12 +13,14 @@ from equivtest.compare.verdict import Finding
 class Covers:
     """Findings that a cause accounts for: those of general causes, in some updates and tensors.
 
-    None for updates or tensors is all of them.
+    None for updates or tensors is all of them. ``findings``, where given, are those that are meant:
+    what one general cause says of a tensor may have two reasons.
     """
 
     causes: Collection[str]
     updates: Collection[int] | None = None
     tensors: Collection[str] | None = None
+    findings: Collection[Finding] | None = None
 
     def holds(self, finding: Finding) -> bool:
         """The finding is one of these."""
@@ -26,10 +28,16 @@ class Covers:
             finding.cause in self.causes
             and (self.updates is None or finding.update is None or finding.update in self.updates)
             and (self.tensors is None or finding.tensor is None or finding.tensor in self.tensors)
+            and (self.findings is None or finding in self.findings)
         )
 
 
 NOTHING = Covers(())
+
+
+def exactly(findings: Collection[Finding]) -> tuple[Covers, ...]:
+    """These findings and no other."""
+    return (Covers({f.cause for f in findings}, findings=tuple(findings)),) if findings else ()
 
 
 @dataclass(frozen=True)

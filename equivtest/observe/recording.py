@@ -65,9 +65,13 @@ class Recording:
         )
 
     def loop_ended(self, optimizers: Sequence[Optimizer]) -> None:
-        """Note what the loop leaves; ``optimizers`` are those whose schedule is judged."""
+        """Note what the loop leaves; ``optimizers`` are those whose schedule is judged.
+
+        In their place the loop may have moved others, of its own.
+        """
         names = self._model.names()
-        self._groups_after = tuple(hyperparameters(o, names) for o in optimizers)
+        ended = {self._own(o): o for o in (*optimizers, *self._attempted.values())}
+        self._groups_after = tuple(hyperparameters(o, names) for o in ended.values())
         for optimizer in self._attempted.values():
             self._state_after[self._own(optimizer)] = self._model.optimizer_state(optimizer)
         self._averages_after = self._model.averages(self._rank.average)

@@ -156,7 +156,7 @@ def test_a_schedule_moved_by_microbatch_is_a_fault_where_updates_were_announced(
         rank.scheduler_unit = "microbatch"
         accumulate(rank)
 
-    assert check(loop, scheduler=halving).causes == ("differs.hyperparameters",)
+    assert check(loop, scheduler=halving).causes == ("sched.per_microbatch",)
 
 
 def test_a_schedule_never_moved_is_a_fault_even_after_a_single_update() -> None:
@@ -164,7 +164,7 @@ def test_a_schedule_never_moved_is_a_fault_even_after_a_single_update() -> None:
         rank.scheduler = None
         accumulate(rank)
 
-    assert check(loop, scheduler=halving, updates=1).causes == ("differs.hyperparameters",)
+    assert check(loop, scheduler=halving, updates=1).causes == ("sched.never",)
 
 
 class OverflowsOnce(nn.Module):
