@@ -8,7 +8,8 @@ from equivtest.arms import Case
 from equivtest.arms.support import refused
 from equivtest.calling import BACKEND_REFUSES, NEEDS_GPU, ExperimentError
 from equivtest.compare.card import planned_card
-from equivtest.compare.verdict import Failure, Status, Verdict
+from equivtest.compare.verdict import Failure, Finding, Status, Verdict
+from equivtest.diagnose.errors import hint, stopped_by
 from equivtest.experiment import Experiment
 from equivtest.outofmemory import LARGE_BATCH, did_not_fit, large_batch_did_not_fit, ran_out
 from equivtest.plan import Plan
@@ -59,7 +60,8 @@ def unfinished(experiment: Experiment, case: Case, failure: PoolError, arm: str 
         arm: where it happened, if not in the candidate.
     """
     told = _failure_of(failure, case.plan, case.device, arm=arm)
-    return Verdict(Status.ERROR, planned_card(experiment, case), failure=told)
+    found = () if arm else _causes_of(failure, case.plan)
+    return Verdict(Status.ERROR, planned_card(experiment, case), findings=found, failure=told)
 
 
 def not_sendable(experiment: Experiment, case: Case) -> str:
@@ -67,6 +69,14 @@ def not_sendable(experiment: Experiment, case: Case) -> str:
     given = {**vars(experiment), "loop": case.loop, "wrap": case.wrap}
     where = next(filter(None, starmap(where_unsendable, given.items())), "the experiment cannot be")
     return f"{where}; make it inside the function, where each rank calls it"
+
+
+def _causes_of(error: PoolError, plan: Plan) -> tuple[Finding, ...]:
+    """What torch stopped at, where its words have one reason."""
+    if not isinstance(error, RankFailed) or plan.A == 1:
+        return ()  # those that are known take a second microbatch
+    stop = stopped_by(error.exception_message or "", error.last_events)
+    return () if stop is None else (Finding(stop.cause, stop.text, rank=error.rank),)
 
 
 def _failure_of(error: PoolError, plan: Plan, device: str, *, arm: str = "") -> Failure:
@@ -79,10 +89,18 @@ def _failure_of(error: PoolError, plan: Plan, device: str, *, arm: str = "") -> 
     if not isinstance(error, RankFailed):
         return Failure(f"{where}{error}")
     if _of_the_experiment(error):  # the same in every arm: no arm is to blame
-        return Failure(error.exception_message or "", error.rank, error.what.partition("\n")[0])
+        text = _with_hint(error.exception_message or "", error)
+        return Failure(text, error.rank, error.what.partition("\n")[0])
     first, _, rest = str(error).partition("\n")
     told = f"{where}{first.rstrip(': ')}{_advice(error, plan, device)}"
-    return Failure(f"{told}\n{rest}", error.rank, error.what)
+    return Failure(_with_hint(f"{told}\n{rest}", error), error.rank, error.what)
+
+
+def _with_hint(text: str, error: RankFailed) -> str:
+    """What to do about it below the first line, where torch's own words are known."""
+    known = hint(error.exception_message or "")
+    first, _, rest = text.partition("\n")
+    return f"{first}\n  what to do: {known}\n{rest}" if known else text
 
 
 def _of_the_experiment(error: RankFailed) -> bool:

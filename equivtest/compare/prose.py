@@ -20,7 +20,7 @@ def explain(verdict: Verdict) -> str:
     """The verdict as text for a terminal; two lines where there is nothing to explain."""
     lines = [first_line(verdict)]
     if verdict.status is Status.ERROR:
-        lines += _error(verdict)
+        lines += _why(verdict) + _what_to_change(verdict) + _error(verdict)
     elif verdict.findings or verdict.status in (Status.FAULT, Status.UNEXPLAINED):
         lines += _why(verdict) + _tried(verdict) + _what_to_change(verdict)
     if (
@@ -54,7 +54,8 @@ def first_line(verdict: Verdict) -> str:
 def headline(verdict: Verdict) -> str:
     """The verdict in one sentence, without the case's name."""
     if verdict.status is Status.ERROR:
-        return _with_rank(verdict, _first_line(reason(verdict)))
+        named = what_happened(verdict.cause)
+        return named or _with_rank(verdict, _first_line(reason(verdict)))
     if verdict.status is Status.NOT_RUN:
         return reason(verdict)
     if verdict.status is Status.EQUIVALENT:
@@ -213,9 +214,9 @@ def _what_to_change(verdict: Verdict) -> list[str]:
 
 
 def _error(verdict: Verdict) -> list[str]:
-    """The text below its first line, which the headline has."""
-    _, _, rest = reason(verdict).strip().partition("\n")
-    return rest.rstrip().splitlines()
+    """The text below its first line, which the headline has if no cause has taken its place."""
+    first, _, rest = reason(verdict).strip().partition("\n")
+    return [*([first] if verdict.cause else []), *rest.rstrip().splitlines()]
 
 
 def _not_expected(verdict: Verdict) -> str:

@@ -9,11 +9,15 @@ from equivtest.causes import Kind
 from equivtest.compare.verdict import Finding
 from equivtest.diagnose.diagnosis import Diagnosis
 from equivtest.diagnose.evidence import Evidence
+from equivtest.diagnose.memory import costs
 from equivtest.diagnose.schedule import schedule
 
 Family = Callable[[Evidence], Iterator[Diagnosis]]
 
-FAMILIES: tuple[Family, ...] = (schedule,)
+FAMILIES: tuple[Family, ...] = (
+    costs,
+    schedule,
+)
 """Those that need no tensors; the others speak while an update is judged."""
 
 NOTED = (Kind.COST, Kind.LOG, Kind.CONVENTION)
