@@ -483,6 +483,11 @@ class Cause(StrEnum):
         "Replicas draw the same random numbers. Seed by rank for what must differ over replicas, "
         "and alike only for what must be the same.",
     )
+    SAME_MASK_ACROSS_MICROBATCHES = (
+        "rng.same_mask_across_microbatches",
+        "Microbatches draw the same random numbers for other examples. Seed once, before the first "
+        "forward, and leave the generators alone in the loop.",
+    )
     GATHER_NO_GRAD = (
         "loss.gather_no_grad",
         "Features are gathered from the replicas without a gradient: only the own part trains the "

@@ -44,6 +44,13 @@ class UpdateArms:
         return [update.microbatches for update in self.seen]
 
     @property
+    def microbatches_before(self) -> list[tuple[MicrobatchTrace, ...]]:
+        """Those of the update before, by rank; empty in the first."""
+        if self.u == 0:
+            return []
+        return [trace.updates[self.u - 1].microbatches for trace in self.traces]
+
+    @property
     def drew(self) -> bool:
         """A forward drew random numbers: what they changed here may be this update's alone."""
         return any(m.rng is not None for replica in self.microbatches for m in replica)

@@ -41,6 +41,7 @@ from equivtest.compare.telling import (
 from equivtest.compare.verdict import Finding
 from equivtest.compare.weights import Weights, fit
 from equivtest.diagnose.diagnosis import Diagnosis
+from equivtest.diagnose.randomness import repeated
 from equivtest.distance import MaybeTensors, norm
 from equivtest.isolate.explained import Explained
 from equivtest.isolate.sums import LoopSums, in_another_order, reproduced
@@ -108,6 +109,7 @@ class _UpdateJudge:
     weights: tuple[tuple[int, int, int, float, float, float], ...] = ()
     explained: Explained | None = None
     skipped: Explained | None = None
+    diagnoses: list[Diagnosis] = field(default_factory=list)
 
     def judge(self, always_oracle: bool) -> Judged:
         arms, u = self.arms, self.arms.u
@@ -132,6 +134,7 @@ class _UpdateJudge:
             seen=tuple(self.seen),
             explained=self.explained,
             skipped=self.skipped,
+            diagnoses=tuple(self.diagnoses),
         )
 
     @property
@@ -214,6 +217,8 @@ class _UpdateJudge:
         if c is not None:
             states = self._without_vanished(states, c)
             self.findings += self._split(c, a, sums)
+            if c.drew:
+                self.diagnoses += repeated(arms.u, arms.microbatches, arms.microbatches_before)
             if self.explained is not None and self.explained.within:
                 left = undecided(states, a, c)
                 self.findings += undecided_finding(arms.u, arms.names, a, left)

@@ -37,7 +37,7 @@ class OpenMicrobatch:
     broadcasts: list[int] = field(default_factory=list)
     losses: list[Loss] = field(default_factory=list)
     factors: list[float | None] = field(default_factory=list)
-    rng_used: bool = False
+    drew: frozenset[str] = frozenset()
     awaited: bool = False
     reached: bool = False
     ended: bool = False
@@ -53,7 +53,8 @@ class OpenMicrobatch:
             totals=tuple(float(loss.total.detach()) for loss in self.losses),
             counts=tuple(float(loss.count) for loss in self.losses),
             factors=tuple(self.factors),
-            rng=self.rng if self.rng_used else None,
+            rng=self.rng if self.drew else None,
+            drew=self.drew,
             dtypes=() if self.hidden else tuple(sorted(str(dtype) for dtype in self.dtypes)),
             reduces=self.reduces,
             reduction=self.reduction,

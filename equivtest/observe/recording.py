@@ -85,7 +85,7 @@ class Recording:
 
     def _settle(self, microbatch: OpenMicrobatch) -> None:
         """Note what the forward left, up to its backward, or else up to the next forward."""
-        microbatch.rng_used = microbatch.rng.moved()
+        microbatch.drew = microbatch.rng.drawn()
         if microbatch is self._open.microbatches[-1]:
             microbatch.dtypes |= self._memory.dtypes
         if not self._device.measures:

@@ -15,6 +15,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+GENERATORS = frozenset({"torch", "cuda", "python", "numpy"})
+
 _MT19937_BYTES = 625 * 4  # numpy's mt19937_state: 624 words of key and a position
 
 
@@ -39,13 +41,24 @@ class RandomState:
 
     def moved(self) -> bool:
         """Whether a number has been drawn since."""
-        now = RandomState.now()
-        return not (
-            torch.equal(self.torch, now.torch)
-            and _equal(self.cuda, now.cuda)
-            and (self.python is now.python or self.python == now.python)
-            and _same_numpy(self.numpy, now.numpy)
-        )
+        return bool(self.drawn())
+
+    def drawn(self) -> frozenset[str]:
+        """The generators (names of attributes) that a number has been drawn from since."""
+        return GENERATORS - self.same(RandomState.now())
+
+    def same(self, other: RandomState) -> frozenset[str]:
+        """The generators that give the same numbers from here on as from ``other``.
+
+        A GPU's is one of them where neither process uses one.
+        """
+        alike = {
+            "torch": torch.equal(self.torch, other.torch),
+            "cuda": _equal(self.cuda, other.cuda),
+            "python": self.python is other.python or self.python == other.python,
+            "numpy": _same_numpy(self.numpy, other.numpy),
+        }
+        return frozenset(name for name, equal in alike.items() if equal)
 
     def restore(self) -> None:
         """Draw from here on as then."""

@@ -110,7 +110,8 @@ class MicrobatchTrace:
         totals, counts: of each ``Loss`` made, in order of making.
         factors: by what each total was multiplied before backward (the gradient that reached it),
             or None where none did.
-        rng: the generators' state before the forward, where the forward drew from one.
+        rng: the generators' state before the forward, where the forward drew from one; ``drew``
+            are those that it drew from (names of attributes of ``rng``).
         dtypes: floating dtypes that autograd saved in the forward and that it gave; empty where
             they were not seen.
         reduces: the wrapper would reduce with this microbatch's backward.
@@ -138,6 +139,7 @@ class MicrobatchTrace:
     counts: tuple[float, ...] = ()
     factors: tuple[float | None, ...] = ()
     rng: RandomState | None = None
+    drew: frozenset[str] = frozenset()
     dtypes: tuple[str, ...] = ()
     reduces: bool = False
     reduction: Reduction | None = None
