@@ -83,6 +83,20 @@ def finish(rank: Rank) -> None:
     settle(rank, update(rank, several(rank.optimizer)))
 
 
+def updated(rank: Rank) -> bool:
+    """The update without a clip; False if the scaler skipped it."""
+    optimizers = several(rank.optimizer)
+    if rank.scaler is None:
+        for optimizer in optimizers:
+            optimizer.step()
+        return True
+    scale = rank.scaler.get_scale()
+    for optimizer in optimizers:
+        rank.scaler.step(optimizer)
+    rank.scaler.update()
+    return bool(rank.scaler.get_scale() >= scale)
+
+
 def settle(rank: Rank, applied: bool) -> None:
     """What follows an attempted update: schedule, average, clear."""
     advanced(rank, applied)

@@ -37,6 +37,7 @@ class Planted:
         conditions: each says why the kind cannot show, or nothing; asked in order.
         shaped: an experiment like the given one in which it can: with a clip, a scheduler, a last
             group. None where nothing helps, or nothing is needed.
+        stops: torch itself stops the loop, whatever the kind of the cause.
     """
 
     name: str
@@ -46,6 +47,7 @@ class Planted:
     wrap: Callable[[Any], Any] | None = None
     conditions: tuple[Condition, ...] = ()
     shaped: Callable[[Experiment, Plan], Experiment] | None = None
+    stops: bool = False
 
     @property
     def family(self) -> str:
@@ -59,8 +61,8 @@ class Planted:
 
     @property
     def status(self) -> str:
-        """The status that goes with its kind."""
-        return _STATUS[self.cause.kind]
+        """The status that goes with it."""
+        return "error" if self.stops else _STATUS[self.cause.kind]
 
     def applies(self, experiment: Experiment, plan: Plan, precision: str = "fp64") -> str:
         """Why the kind cannot show in this experiment as it is; empty if it can.

@@ -2,10 +2,26 @@
 
 from __future__ import annotations
 
-from equivtest.faults import normalisation
+from equivtest.faults import (
+    accumulation,
+    amp,
+    clip,
+    hooks,
+    normalisation,
+    synchronisation,
+    windows,
+)
 from equivtest.faults.planting import Planted
 
-FAULTS: tuple[Planted, ...] = (*normalisation.FAULTS,)
+FAULTS: tuple[Planted, ...] = (
+    *normalisation.FAULTS,
+    *synchronisation.FAULTS,
+    *accumulation.FAULTS,
+    *hooks.FAULTS,
+    *windows.FAULTS,
+    *clip.FAULTS,
+    *amp.FAULTS,
+)
 
 
 def planted(name: str) -> Planted:
