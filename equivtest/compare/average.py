@@ -12,7 +12,10 @@ from equivtest.compare.continuity import same_values
 from equivtest.compare.verdict import Finding
 from equivtest.distance import distance, norm, ratio
 from equivtest.experiment import Experiment
-from equivtest.observe.trace import UpdateTrace
+from equivtest.observe.trace import Tensors, UpdateTrace
+
+OF_AVERAGE = "the average of weights"
+"""What findings on it begin with: its tensors may be called as the parameters are."""
 
 
 class ExpectedAverage:
@@ -32,11 +35,7 @@ class ExpectedAverage:
         if self._average is None:
             return
         if update.applied:
-            for name, parameter in self._module.named_parameters():
-                parameter.copy_(update.after[name])
-            for name, buffer in self._module.named_buffers():
-                buffer.copy_(update.end.buffers[name])
-            self._average.update_parameters(self._module)
+            self._move(update.after, update.end.buffers)
         for name, held in self._average.state_dict().items():
             if not isinstance(held, Tensor):
                 continue
@@ -45,7 +44,7 @@ class ExpectedAverage:
                 off = ratio(distance(found, wanted), norm(wanted))
                 yield Finding(
                     Cause.STATE,
-                    f"the average of weights {name!r} is {off:.3g} of its norm away from what "
+                    f"{OF_AVERAGE} {name!r} is {off:.3g} of its norm away from what "
                     f"one update_parameters() for each applied update gives after update {u}",
                     update=u,
                     tensor=name,
@@ -54,3 +53,31 @@ class ExpectedAverage:
                 )
                 self._average.load_state_dict(dict(update.averages))
                 return
+
+    @torch.no_grad()
+    def moved(
+        self, start: Tensors | None, update: UpdateTrace, before: int, after: int
+    ) -> dict[str, Tensor]:
+        """What so many calls before and after the update make of the average ``start``.
+
+        Args:
+            start: None for the average as it was built.
+        """
+        if self._average is None:
+            return {}
+        if start is not None:
+            self._average.load_state_dict(dict(start))
+        for parameters, calls in ((update.before, before), (update.after, after)):
+            for _ in range(calls):
+                self._move(parameters, update.end.buffers)
+        held = self._average.state_dict().items()
+        return {k: v.to("cpu", copy=True) for k, v in held if isinstance(v, Tensor)}
+
+    def _move(self, parameters: Tensors, buffers: Tensors) -> None:
+        """One call, on a model with these parameters and buffers."""
+        assert self._average is not None
+        for name, parameter in self._module.named_parameters():
+            parameter.copy_(parameters[name])
+        for name, buffer in self._module.named_buffers():
+            buffer.copy_(buffers[name])
+        self._average.update_parameters(self._module)

@@ -11,10 +11,12 @@ from equivtest.diagnose.diagnosis import Diagnosis
 from equivtest.diagnose.evidence import Evidence
 from equivtest.diagnose.memory import costs
 from equivtest.diagnose.schedule import schedule
+from equivtest.diagnose.state import average
 
 Family = Callable[[Evidence], Iterator[Diagnosis]]
 
 FAMILIES: tuple[Family, ...] = (
+    average,
     costs,
     schedule,
 )

@@ -10,7 +10,12 @@ import torch
 from torch import Tensor, nn
 
 from equivtest import Experiment, Group, Loss, Plan, Rank, Verdict, check
+from equivtest.arms import Case, candidate
+from equivtest.arms.case import groups_of
 from equivtest.loops import advance, update
+from equivtest.observe.trace import Trace
+from equivtest.pool import Shared, current_pool
+from equivtest.precision import precision as precision_called
 
 PLAN = Plan(2, 3, 2)
 """m, A and D apart."""
@@ -108,3 +113,13 @@ def verdict(
     given: Experiment, plan: Plan, loop: Callable[[Rank], None], precision: str = "fp64"
 ) -> Verdict:
     return check(given, plan, precision=precision, loop=loop)
+
+
+def traces(
+    given: Experiment, plan: Plan, loop: Callable[[Rank], None], precision: str = "fp64"
+) -> list[Trace]:
+    """What each rank left."""
+    shared = Shared(given)
+    groups = groups_of(given, plan)
+    case = Case(plan, precision_called(precision), groups, loop, None, "cpu", shared.digest)
+    return current_pool().run(candidate, shared, case, D=plan.D)
