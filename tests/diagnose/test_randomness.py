@@ -35,7 +35,7 @@ def an_experiment(model: Callable[[], nn.Module] = Dropped, updates: int = 2) ->
     return Experiment(
         model=model,
         data=DATA,
-        loss=lambda model, batch: Loss(model(batch).square().sum(), count=len(batch)),
+        loss=lambda model, batch: Loss(model(batch).square().to(torch.float64).sum(), len(batch)),
         optimizer=lambda model: torch.optim.SGD(model.parameters(), lr=0.1),
         updates=updates,
         last_group="drop",
@@ -87,11 +87,10 @@ REPLICAS, MICROBATCHES = "rng.same_mask_across_replicas", "rng.same_mask_across_
         ("group", apart, Plan(2, 2, 2), MICROBATCHES),
     ],
 )
-@pytest.mark.parametrize("precision", ["fp64", "bf16-mixed"])
 def test_the_same_numbers_twice_are_named_beside_the_source(
-    at: str, seed: Callable[[Rank], int], plan: Plan, cause: str, precision: str
+    at: str, seed: Callable[[Rank], int], plan: Plan, cause: str
 ) -> None:
-    verdict = check(an_experiment(), plan, precision=precision, loop=seeding(at, seed))
+    verdict = check(an_experiment(), plan, precision="bf16-mixed", loop=seeding(at, seed))
     assert verdict.status == "fault", verdict.explain()
     assert list(verdict.causes) == [cause, "source.dropout"]
     assert verdict.sources["source.dropout"] == pytest.approx(1.0, abs=1e-6)
