@@ -12,6 +12,7 @@ import torch.distributed as dist
 from equivtest.arms.build import build, quiet_schedulers, seed_everything
 from equivtest.arms.case import Case
 from equivtest.arms.computing import computing, device_of
+from equivtest.arms.keeping import Kept
 from equivtest.arms.making import (
     average_for,
     optimizers_for,
@@ -24,6 +25,7 @@ from equivtest.calling import ExperimentError, blaming
 from equivtest.experiment import Experiment, Group, Rank
 from equivtest.loops import accumulate, several
 from equivtest.observe import Trace
+from equivtest.observe.contents import Contents
 from equivtest.observe.observer import Observer
 from equivtest.plan import GroupLayout
 from equivtest.pool import Seat
@@ -43,7 +45,10 @@ def candidate(seat: Seat, experiment: Experiment, case: Case) -> Trace:
                 return Trace(rank=seat.rank, refusal=refusal)
         rank = _rank(seat, experiment, case, module, model, optimizer)
         planned = [len(group.ids[seat.rank]) for group in case.groups]
-        observer = Observer(rank, planned, seat.note)
+        search = _contents(seat, experiment, case).searching(
+            i for group in case.groups for i in group.flat
+        )
+        observer = Observer(rank, planned, seat.note, search)
         rank.groups = _groups(seat, experiment, case, observer.fetched)
         seed_everything(experiment.seed, 1 + seat.rank)
         # A schedule in microbatches moves before the first update, of which torch warns.
@@ -79,6 +84,19 @@ def _rank(
         clip_value=experiment.clip_value,
         _autocast=lambda: case.precision.context(case.device),
     )
+
+
+def _contents(seat: Seat, experiment: Experiment, case: Case) -> Contents:
+    """The examples by their contents; nothing is read until a batch is not known by its memory."""
+    stored = case.precision.parameters
+
+    def made() -> Contents:
+        batches = Batches(experiment, stored)
+        alone = None if experiment.collate is None else (lambda i: batches((i,)))
+        return Contents(experiment.data, alone, stored)
+
+    known: Contents = Kept(seat.cache, case.digest).once(("contents", stored), made)
+    return known
 
 
 def counter(

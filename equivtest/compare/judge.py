@@ -16,7 +16,6 @@ from equivtest.calling import blaming
 from equivtest.causes import Kind, kind_of
 from equivtest.compare import planned
 from equivtest.compare.alike import alike
-from equivtest.compare.arms import UpdateArms
 from equivtest.compare.card import card_of, event_rows, planned_card
 from equivtest.compare.clip import clip_of
 from equivtest.compare.continuity import agreement, continuity
@@ -24,7 +23,9 @@ from equivtest.compare.parameters import ParameterJudge
 from equivtest.compare.skips import never_applied
 from equivtest.compare.tables import TensorRow
 from equivtest.compare.telling import telling
-from equivtest.compare.update import Judged, judge_update
+from equivtest.compare.update import Judged
+from equivtest.compare.updates import UpdatesJudge
+from equivtest.compare.used import examples, order_notes, told_apart
 from equivtest.compare.verdict import Failure, Finding, Status, Verdict
 from equivtest.diagnose import naming
 from equivtest.diagnose.evidence import Evidence, UpdateEvidence
@@ -54,34 +55,27 @@ def judge(seat: Seat, experiment: Experiment, case: Case, traces: Sequence[Trace
 def _verdict(
     reference: Reference, experiment: Experiment, case: Case, traces: Sequence[Trace]
 ) -> Verdict:
+    traces = told_apart(case, traces)
     findings = list(_beside_the_plan(case, traces, reference.initial().parameters))
     parameters = ParameterJudge(reference, experiment, case, traces[0])
+    judge = UpdatesJudge(reference, case, traces, clip_of(experiment, case.device))
     updates: list[Judged] = []
-    shapes: set[object] = set()
-    clip = clip_of(experiment, case.device)
     for u in range(min([len(case.groups), *(len(trace.updates) for trace in traces)])):
-        shape = case.groups[u].shape
-        judged = judge_update(
-            UpdateArms(reference, case, traces, u),
-            clip,
-            always_oracle=shape not in shapes,
-            known_sources=source_rows(_explained(updates)),
-        )
-        if judged.oracle is not None:
-            shapes.add(shape)
+        judged = judge.judge(u, source_rows(_explained(updates)))
         updates.append(judged)
         findings += [*judged.findings, *parameters.judge(u, judged.seen[0], judged.oracle)]
+    findings += examples(case, traces, judge.as_planned)
     findings += parameters.finish()
     agreed, ranks = agreement(_as_judged(traces, updates))
     findings += agreed
     dtypes = frozenset(dtype for judged in updates for dtype in judged.dtypes)
     for trace in traces:
-        findings += planned.precision_applied(case, trace, dtypes)
+        findings += planned.precision_applied(judge.case, trace, dtypes)
     evidence = Evidence(
         experiment,
         case,
         traces,
-        [_evidence(reference, case, judged) for judged in updates],
+        [_evidence(reference, case, judge.case, judged) for judged in updates],
         findings,
     )
     diagnoses = diagnosed(evidence, [one for judged in updates for one in judged.diagnoses])
@@ -91,6 +85,7 @@ def _verdict(
     weight_seen = next((j.smallest_weight_seen for j in updates if j.smallest_weight_seen), None)
     notes = [note for judged in updates for note in judged.notes] + parameters.notes
     notes += [note for trace in traces for note in planned.unobserved(trace)]
+    notes += order_notes(case, traces, judge.as_planned)
     notes += never_applied(traces[0])
     notes += naming.notes(diagnoses)
     return Verdict(
@@ -108,10 +103,11 @@ def _verdict(
     )
 
 
-def _evidence(reference: Reference, case: Case, judged: Judged) -> UpdateEvidence:
+def _evidence(reference: Reference, case: Case, as_used: Case, judged: Judged) -> UpdateEvidence:
     u = judged.row.update
-    group = case.groups[u]
-    return UpdateEvidence(u, group, judged.seen, reference.counts(group), judged.rows)
+    used = as_used.groups[u]
+    counts = reference.counts(used)
+    return UpdateEvidence(u, case.groups[u], used, judged.seen, counts, judged.rows)
 
 
 def _explained(updates: Sequence[Judged]) -> list[Explained]:
@@ -123,7 +119,6 @@ def _beside_the_plan(case: Case, traces: Sequence[Trace], initial: Tensors) -> I
     for trace in traces:
         yield from continuity(trace, initial)
         yield from planned.counters(case, trace)
-        yield from planned.examples(case, trace)
 
 
 def _as_judged(traces: Sequence[Trace], updates: Sequence[Judged]) -> list[Trace]:

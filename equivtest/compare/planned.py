@@ -56,11 +56,11 @@ def examples(case: Case, trace: Trace) -> Iterator[Finding]:
         twice = sorted(i for i, n in times.items() if n > 1)
         problem = ""
         if foreign:
-            problem = f"examples {_some(foreign)} are not dealt to it"
+            problem = f"examples {some(foreign)} are not dealt to it"
         elif twice:
-            problem = f"examples {_some(twice)} came twice"
+            problem = f"examples {some(twice)} came twice"
         elif missing and complete:
-            problem = f"examples {_some(missing)} never came"
+            problem = f"examples {some(missing)} never came"
         if problem:
             yield Finding(
                 Cause.EXAMPLES,
@@ -75,7 +75,7 @@ def unobserved(trace: Trace) -> Iterator[str]:
     odd = [u for u, update in enumerate(trace.updates) if not update.observed]
     if odd:
         yield (
-            f"no forward of update {_some(odd)} of rank {trace.rank} was observed, though "
+            f"no forward of update {some(odd)} of rank {trace.rank} was observed, though "
             "gradients came (module.forward(...) in place of module(...) passes hooks by): "
             "microbatches, examples and dtypes are unknown there and not judged"
         )
@@ -123,6 +123,7 @@ def scheduler_calls(unit: str, trace: Trace, groups: Sequence[GroupLayout], u: i
     return sum(update.applied for update in trace.updates[:u])
 
 
-def _some(ids: Sequence[int]) -> str:
+def some(ids: Sequence[int]) -> str:
+    """The first of them, for a sentence."""
     shown = ", ".join(map(str, ids[:8]))
     return shown if len(ids) <= 8 else f"{shown} and {len(ids) - 8} more"

@@ -19,14 +19,16 @@ class UpdateEvidence:
     """One attempted update that the plan has a group for.
 
     Attributes:
-        planned: the group as the plan deals it.
+        planned: the group as the plan deals it; ``used``, as it was judged: with the examples that
+            a loop with a loader of its own used.
         seen: the update by rank, with the gradient that was judged.
-        counts: supervised elements by replica and microbatch of the plan, by term.
+        counts: supervised elements by replica and microbatch of ``used``, by term.
         rows: what the comparisons found of each tensor; empty where nothing was compared.
     """
 
     u: int
     planned: GroupLayout
+    used: GroupLayout
     seen: Sequence[UpdateTrace]
     counts: Sequence[Sequence[Counts]]
     rows: Sequence[TensorRow] = ()

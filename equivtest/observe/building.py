@@ -28,6 +28,7 @@ class OpenMicrobatch:
     Attributes:
         forwards: of the model, so far.
         hidden: what its forward saved was not seen.
+        contents: ids of what its forwards received, told by contents, where ``ids`` is None.
     """
 
     ids: tuple[int, ...] | None
@@ -46,10 +47,19 @@ class OpenMicrobatch:
     dtypes: set[torch.dtype] = field(default_factory=set)
     peak_bytes: int = 0
     nodes: int = 0
+    contents: tuple[int, ...] | None = None
+
+    def also(self, contents: tuple[int, ...] | None) -> None:
+        """Another forward of it received these: a model may be shown a batch in parts."""
+        if self.contents is None or contents is None:
+            self.contents = self.contents if contents is None else contents
+        else:
+            self.contents += tuple(i for i in contents if i not in self.contents)
 
     def freeze(self) -> MicrobatchTrace:
         return MicrobatchTrace(
-            ids=self.ids,
+            ids=self.contents if self.ids is None else self.ids,
+            by_contents=self.ids is None and bool(self.contents),
             totals=tuple(float(loss.total.detach()) for loss in self.losses),
             counts=tuple(float(loss.count) for loss in self.losses),
             factors=tuple(self.factors),

@@ -26,6 +26,7 @@ from torch.utils._pytree import tree_leaves
 
 from equivtest.experiment import Loss, LossResult, Rank
 from equivtest.observe.building import OpenMicrobatch
+from equivtest.observe.contents import Search
 from equivtest.observe.hooks import ModuleHook, in_transform, outside_transforms, recomputing
 from equivtest.observe.patch import watched
 from equivtest.observe.reducing import Reductions
@@ -40,10 +41,17 @@ class Observer(UpdateRecording):
         rank: what the loop will be handed; its ``loss`` is replaced by a watched one.
         planned: microbatches of this replica in each group.
         note: told each event, where it survives the death of this process.
+        search: tells examples by their contents, where there are any to search.
     """
 
-    def __init__(self, rank: Rank, planned: Sequence[int], note: Callable[[str], None]) -> None:
-        super().__init__(rank, planned, note)
+    def __init__(
+        self,
+        rank: Rank,
+        planned: Sequence[int],
+        note: Callable[[str], None],
+        search: Search | None = None,
+    ) -> None:
+        super().__init__(rank, planned, note, search)
         self._in_loss = False
         self._broadcast = False
         self._reached = False
@@ -62,7 +70,9 @@ class Observer(UpdateRecording):
         """The experiment's loss, as the loop calls it."""
         if self._training():
             with outside_transforms():
-                self._begin_microbatch(self._handed.examples(tree_leaves(batch)))
+                ids = self._handed.examples(tree_leaves(batch))
+                self._begin_microbatch(ids)
+                self._tell_contents(ids, batch, whole=True)
         self._in_loss = True
         try:
             return self._loss(model, batch)
@@ -155,6 +165,7 @@ class Observer(UpdateRecording):
             ids = self._handed.examples(tree_leaves((args, kwargs)))
             if self._open.attempted or self._is_fresh(ids):
                 self._begin_microbatch(ids)
+            self._tell_contents(ids, (args, kwargs), whole=False)
         current = self._open.microbatches[-1]
         current.hidden |= not self._memory.sees()
         if self._broadcast:
@@ -164,6 +175,11 @@ class Observer(UpdateRecording):
                 self._open.start = self._model.now()
         current.forwards += 1
         self._event("forward")
+
+    def _tell_contents(self, ids: tuple[int, ...] | None, received: Any, whole: bool) -> None:
+        """Where memory does not tell which examples a forward received, their contents may."""
+        if ids is None and self._search is not None:
+            self._open.microbatches[-1].also(self._search.examples(received, whole))
 
     def _is_fresh(self, ids: tuple[int, ...] | None) -> bool:
         """Whether a forward begins a microbatch; a model may run several times in one."""

@@ -9,6 +9,7 @@ from torch.optim import Optimizer
 
 from equivtest.experiment import Rank
 from equivtest.observe.building import OpenMicrobatch, OpenUpdate
+from equivtest.observe.contents import Search
 from equivtest.observe.handed import HandedOut
 from equivtest.observe.memory import DevicePeak, GraphMemory
 from equivtest.observe.snapshot import ModelState, hyperparameters
@@ -25,10 +26,18 @@ class Recording:
         rank: what the loop is handed.
         planned: microbatches of this replica in each group.
         note: told each event, where it survives the death of this process.
+        search: tells examples by their contents, where there are any to search.
     """
 
-    def __init__(self, rank: Rank, planned: Sequence[int], note: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        rank: Rank,
+        planned: Sequence[int],
+        note: Callable[[str], None],
+        search: Search | None = None,
+    ) -> None:
         self._rank = rank
+        self._search = search
         self._note = note
         self._planned = planned
         self._model = ModelState(rank.module)
@@ -62,6 +71,8 @@ class Recording:
             groups_after=self._groups_after,
             state_after=self._state_after,
             averages_after=self._averages_after,
+            twins=() if self._search is None else self._search.twins,
+            untold="" if self._search is None else self._search.left_out,
         )
 
     def loop_ended(self, optimizers: Sequence[Optimizer]) -> None:

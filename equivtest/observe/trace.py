@@ -132,6 +132,8 @@ class MicrobatchTrace:
             where there was none.
         held_bytes, held_nodes: what the autograd graph still held of earlier microbatches when
             its first forward began.
+        by_contents: ``ids`` were told by what the forward received, not by the memory of a batch
+            that the loop was handed.
     """
 
     ids: tuple[int, ...] | None
@@ -153,6 +155,7 @@ class MicrobatchTrace:
     backward: int | None = None
     held_bytes: int = 0
     held_nodes: int = 0
+    by_contents: bool = False
 
 
 @dataclass(frozen=True)
@@ -248,6 +251,9 @@ class Trace:
             (``OptimizerTrace.names``), of every optimizer that was attempted.
         averages_after: the shadow of the weights when the loop ended.
         refusal: why torch cannot run the case here; nothing else was recorded then.
+        twins: examples that nothing tells apart, of those told by contents; the first of each
+            stands for all.
+        untold: why examples in the data may not have been told by their contents.
     """
 
     rank: int
@@ -258,3 +264,5 @@ class Trace:
     state_after: Mapping[frozenset[str], OptimizerState] = field(default_factory=dict)
     averages_after: Tensors = field(default_factory=dict)
     refusal: str | None = None
+    twins: tuple[tuple[int, ...], ...] = ()
+    untold: str = ""

@@ -12,6 +12,7 @@ from torch.optim import Optimizer
 
 from equivtest.experiment import Rank
 from equivtest.observe.building import divided
+from equivtest.observe.contents import Search
 from equivtest.observe.recording import Recording
 from equivtest.observe.snapshot import hyperparameters, keys_on_host
 from equivtest.observe.trace import OptimizerTrace
@@ -31,8 +32,14 @@ CLAMPS = ("_foreach_clamp_min_", "_foreach_clamp_max_")
 class UpdateRecording(Recording):
     """Records what happens between the last backward of a group and the end of its update."""
 
-    def __init__(self, rank: Rank, planned: Sequence[int], note: Callable[[str], None]) -> None:
-        super().__init__(rank, planned, note)
+    def __init__(
+        self,
+        rank: Rank,
+        planned: Sequence[int],
+        note: Callable[[str], None],
+        search: Search | None = None,
+    ) -> None:
+        super().__init__(rank, planned, note, search)
         self._scaler: GradScaler | None = None
         self._closures = 0
 

@@ -1,0 +1,62 @@
+"""The updates of a case one after the other, each on the examples that it used."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from equivtest.arms.case import Case
+from equivtest.arms.reference import Reference
+from equivtest.causes import Cause
+from equivtest.compare.arms import UpdateArms
+from equivtest.compare.clip import Clip
+from equivtest.compare.tables import SourceRow
+from equivtest.compare.update import Judged, judge_update
+from equivtest.compare.used import beside_the_plan, used_groups
+from equivtest.observe.trace import Trace
+
+
+class UpdatesJudge:
+    """Judges the updates of a case.
+
+    Attributes:
+        case: with the groups that updates are judged on: of a loop with a loader of its own, the
+            examples that it used.
+        as_planned: updates that used other examples and whose gradient is the plan's all the same:
+            a loop may weigh by zero what it was padded with.
+    """
+
+    def __init__(
+        self, reference: Reference, case: Case, traces: Sequence[Trace], clip: Clip | None
+    ) -> None:
+        self._reference, self._planned, self._traces, self._clip = reference, case, traces, clip
+        self._shapes: set[object] = set()
+        self.case = replace(case, groups=used_groups(case, traces))
+        self.as_planned: list[int] = []
+
+    def judge(self, u: int, known_sources: Sequence[SourceRow]) -> Judged:
+        """Judge update ``u``."""
+        judged = self._on(self.case, u, known_sources)
+        planned, used = self._planned.groups[u], self.case.groups[u]
+        if _differs(judged) and beside_the_plan(planned, used):
+            by_plan = self._on(self._planned, u, known_sources)
+            if not _differs(by_plan):
+                judged = by_plan
+                self.as_planned.append(u)
+                groups = (*self.case.groups[:u], planned, *self.case.groups[u + 1 :])
+                self.case = replace(self.case, groups=groups)
+        if judged.oracle is not None:
+            self._shapes.add(self.case.groups[u].shape)
+        return judged
+
+    def _on(self, case: Case, u: int, known_sources: Sequence[SourceRow]) -> Judged:
+        return judge_update(
+            UpdateArms(self._reference, case, self._traces, u),
+            self._clip,
+            always_oracle=case.groups[u].shape not in self._shapes,
+            known_sources=known_sources,
+        )
+
+
+def _differs(judged: Judged) -> bool:
+    return any(finding.cause == Cause.GRADIENT for finding in judged.findings)
