@@ -43,9 +43,26 @@ def main(argv: Sequence[str] | None = None) -> int:
     devices.add_argument(
         "--max-D", type=int, default=4, metavar="D", help="replicas of the largest plan (default 4)"
     )
+    planted = commands.add_parser(
+        "faults",
+        help="print what became of the planted faults of a run",
+        description="Print the table of the planted faults that a run has records of: kind × "
+        "experiment × plan × precision, each named, caught, missed or not run. Of a reports folder "
+        "the latest run is taken.",
+    )
+    planted.add_argument(
+        "folders",
+        nargs="*",
+        type=Path,
+        default=[Path("reports")],
+        metavar="DIR",
+        help="a reports folder, or one run's folder (default: reports)",
+    )
     arguments = parser.parse_args(argv)
     if arguments.command == "devices":
         return _devices(arguments.max_D)
+    if arguments.command == "faults":
+        return _faults(arguments.folders)
     return _report(arguments.folders, arguments.out)
 
 
@@ -72,6 +89,26 @@ def _report(folders: Sequence[Path], out: Path | None) -> int:
         print(f"equivtest report: {error}", file=sys.stderr)
         return 2
     print("\n".join(lines))
+    return 0
+
+
+def _faults(folders: Sequence[Path]) -> int:
+    from equivtest.report.planted import lines, outcomes
+
+    try:
+        run = load(dict.fromkeys(path for folder in folders for path in find(folder)))
+    except OSError as error:
+        print(f"equivtest faults: {error}", file=sys.stderr)
+        return 2
+    found = outcomes(run.records)
+    if not found:
+        where = ", ".join(map(str, folders))
+        print(
+            f"equivtest faults: the run in {where} planted none: run pytest cases/faults first",
+            file=sys.stderr,
+        )
+        return 2
+    print("\n".join([*lines(found), *run.unreadable]))
     return 0
 
 

@@ -118,8 +118,12 @@ class Equivalence:
         wrap: Callable[..., Any] | None = None,
         expect: Any = "equivalent",
         isolate: str | None = None,
+        planted: str = "",
     ) -> Verdict:
-        """Check the case; see ``equivtest.check`` for the arguments and what they may not be."""
+        """Check the case; see ``equivtest.check`` for the arguments and what they may not be.
+
+        ``planted`` names the planted fault that the loop is, for ``equivtest faults``.
+        """
         __tracebackhide__ = True
         bad: ValueError | TypeError | None = None
         try:
@@ -137,9 +141,9 @@ class Equivalence:
         if bad is not None:  # outside of the handler, so that pytest tells it once
             if isinstance(experiment, Experiment) and isinstance(plan, Plan):
                 refused = self._cases.refused(experiment, plan, str(precision), bad)
-                self._keep(experiment, loop, wrap, refused)
+                self._keep(experiment, loop, wrap, refused, planted)
             pytest.fail(f"{type(bad).__name__}: {bad}", pytrace=False)
-        case = self._keep(experiment, loop, wrap, verdict)
+        case = self._keep(experiment, loop, wrap, verdict, planted)
         if not verdict.passed and verdict.status is Status.NOT_RUN:
             pytest.skip(reason(verdict))
         if not verdict.passed:
@@ -147,7 +151,7 @@ class Equivalence:
         return verdict
 
     def _keep(
-        self, experiment: Experiment, loop: Any, wrap: Any, verdict: Verdict
+        self, experiment: Experiment, loop: Any, wrap: Any, verdict: Verdict, planted: str
     ) -> record.Record:
         """Leave the record; where it cannot be written the test fails, and says what it was."""
         __tracebackhide__ = True
@@ -162,6 +166,7 @@ class Equivalence:
             rerun=self._cases.rerun_command(nodeid),
             environment=self._cases.environment(),
             verdict=verdict,
+            planted=planted,
         )
         self._item.user_properties.extend(_properties(verdict))
         try:

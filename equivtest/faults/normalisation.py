@@ -239,6 +239,12 @@ def has_empty(setting: Setting) -> str:
     return "every microbatch has a supervised element"
 
 
+def none_empty(setting: Setting) -> str:
+    if any(n == 0 for n, _ in _pairs(setting)):
+        return f"a microbatch is empty: here it is {Cause.EMPTY_MICROBATCH}"
+    return ""
+
+
 def of_classes(setting: Setting) -> str:
     first = setting.experiment.data[0]
     if isinstance(first, dict) and {"x", "target"} <= set(first):
@@ -295,7 +301,7 @@ FAULTS = (
         Cause.MEAN_OF_MEANS_BOTH,
         "torchtitan #1842",
         mean_of_means_by_torch,
-        conditions=(of_classes, *_BOTH),
+        conditions=(of_classes, none_empty, *_BOTH),
     ),
     Planted(
         "norm.missing_world_size",

@@ -84,8 +84,19 @@ class Planted:
         Raises:
             PlanError: the plan does not fit the data.
         """
-        made = self.shaped(experiment, plan) if self.shaped else experiment
+        made = self._shaped(experiment, plan)
         return None if self.applies(made, plan, precision) else self.into(made)
+
+    def reason(self, experiment: Experiment, plan: Plan, precision: str = "fp64") -> str:
+        """Why ``plant`` gives None; empty where it does not.
+
+        Raises:
+            PlanError: the plan does not fit the data.
+        """
+        return self.applies(self._shaped(experiment, plan), plan, precision)
+
+    def _shaped(self, experiment: Experiment, plan: Plan) -> Experiment:
+        return self.shaped(experiment, plan) if self.shaped else experiment
 
 
 _STATUS = {

@@ -38,6 +38,8 @@ class Record:
         experiment, loop, wrap: names.
         rerun: the command that runs the test again.
         environment: what may explain a difference between two machines, in the order to show it.
+        planted: the planted fault that the case runs (``equivtest.faults``); empty for a loop of
+            somebody's own.
     """
 
     id: str
@@ -48,6 +50,7 @@ class Record:
     rerun: str
     environment: Mapping[str, str]
     verdict: Verdict
+    planted: str = ""
 
 
 def to_json(record: Record) -> str:
