@@ -53,7 +53,7 @@ def _first(rank: int, update: UpdateTrace, initial: Tensors) -> Iterator[Finding
     )
     for optimizer in update.optimizers:
         held = sorted(name for name, state in optimizer.state_before.items() if state)
-        counted = [n for n in held if _count(optimizer.state_before[n]) not in (None, 0.0)]
+        counted = [n for n in held if count_of(optimizer.state_before[n]) not in (None, 0.0)]
         if counted:
             yield Finding(
                 Cause.STATE,
@@ -153,10 +153,10 @@ def _counters(rank: int, u: int, update: UpdateTrace) -> Iterator[Finding]:
     """State counters (``step`` in torch's optimizers) advance by one with an applied update."""
     for optimizer in update.optimizers:
         for name, after in optimizer.state_after.items():
-            counted = _count(after)
+            counted = count_of(after)
             if counted is None:
                 continue
-            before = _count(optimizer.state_before.get(name, {})) or 0.0
+            before = count_of(optimizer.state_before.get(name, {})) or 0.0
             wanted = 1.0 if optimizer.applied else 0.0
             gradient = update.clipped.get(name)
             if counted - before != wanted and gradient is not None:
@@ -171,7 +171,7 @@ def _counters(rank: int, u: int, update: UpdateTrace) -> Iterator[Finding]:
                 break
 
 
-def _count(state: Mapping[str, Any]) -> float | None:
+def count_of(state: Mapping[str, Any]) -> float | None:
     value = state.get("step")
     if isinstance(value, Tensor) and value.numel() == 1:
         return float(value)

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from equivtest.causes import Kind
 from equivtest.compare.verdict import Finding
+from equivtest.diagnose.counter import counter_frozen
 from equivtest.diagnose.diagnosis import Diagnosis
 from equivtest.diagnose.evidence import Evidence
 from equivtest.diagnose.memory import costs
@@ -18,6 +19,7 @@ Family = Callable[[Evidence], Iterator[Diagnosis]]
 FAMILIES: tuple[Family, ...] = (
     average,
     costs,
+    counter_frozen,
     schedule,
 )
 """Those that need no tensors; the others speak while an update is judged."""
