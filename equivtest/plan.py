@@ -156,6 +156,8 @@ class GroupLayout:
         ids: example ids by replica, microbatch and position.
         partial: the examples do not fill the plan's group.
         dropped: ids left out at the end of the epoch before this group (``last_group="drop"``).
+        counted: ids whose supervised elements the loss is divided by, where they are not the
+            group's: a loop may run several updates on what the plan has for one.
     """
 
     update: int
@@ -163,6 +165,7 @@ class GroupLayout:
     ids: tuple[tuple[tuple[int, ...], ...], ...]
     partial: bool = False
     dropped: tuple[int, ...] = ()
+    counted: tuple[int, ...] = ()
 
     @property
     def flat(self) -> tuple[int, ...]:

@@ -98,7 +98,9 @@ class Reference:
         return group_counts(self._count, group)
 
     def total(self, group: GroupLayout) -> Counts:
-        """Supervised elements of the whole group."""
+        """Supervised elements that the group's loss is divided by."""
+        if group.counted:
+            group = replace(group, ids=((group.counted,),), counted=())
         return added([c for replica in self.counts(group) for c in replica])
 
     def replay(
@@ -148,7 +150,7 @@ class Reference:
             return self._replayed64(group, start, seen)
         if not any(start.buffers):
             return oracle.cut(tuple(sorted({ids for replica in group.ids for ids in replica})))
-        key = ("split", group.ids, self._fingerprints(start))
+        key = ("split", group.ids, group.counted, self._fingerprints(start))
         return self._kept.recent(key, lambda: self._replayed64(group, start))
 
     def _replayed64(
@@ -164,7 +166,7 @@ class Reference:
 
     def oracle(self, group: GroupLayout, start: Start) -> Whole:
         """The whole group in float64, from the candidate's parameters and inputs as stored."""
-        key = ("oracle", group.flat, self._fingerprints(start)[:2])
+        key = ("oracle", group.flat, group.counted, self._fingerprints(start)[:2])
         return self._kept.recent(
             key, lambda: self._whole(self.bench64, self.batches64, group, start)
         )
@@ -172,7 +174,7 @@ class Reference:
     def large(self, group: GroupLayout, start: Start, loss_scale: float) -> Whole:
         """The whole group in one batch in the case's precision."""
         name = self._case.precision.name
-        key = ("large", name, group.flat, self._fingerprints(start)[:2], loss_scale)
+        key = ("large", name, group.flat, group.counted, self._fingerprints(start)[:2], loss_scale)
         return self._kept.recent(
             key, lambda: self._whole(self.bench, self._batches, group, start, loss_scale)
         )

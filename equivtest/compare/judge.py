@@ -57,8 +57,8 @@ def _verdict(
 ) -> Verdict:
     traces = told_apart(case, traces)
     findings = list(_beside_the_plan(case, traces, reference.initial().parameters))
-    parameters = ParameterJudge(reference, experiment, case, traces[0])
     judge = UpdatesJudge(reference, case, traces, clip_of(experiment, case.device))
+    parameters = ParameterJudge(reference, experiment, judge.case, traces[0])
     updates: list[Judged] = []
     for u in range(min([len(case.groups), *(len(trace.updates) for trace in traces)])):
         judged = judge.judge(u, source_rows(_explained(updates)))

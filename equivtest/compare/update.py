@@ -252,7 +252,8 @@ class _UpdateJudge:
 
     def _against_oracle(self, full_floor: bool) -> AgainstOracle:
         arms = self.arms
-        arms.oracle.check()
+        if not arms.group.counted:
+            arms.oracle.check()
         return against_oracle(
             self.gradients,
             arms.replay,

@@ -10,6 +10,7 @@ from equivtest.arms.reference import Reference
 from equivtest.causes import Cause
 from equivtest.compare.arms import UpdateArms
 from equivtest.compare.clip import Clip
+from equivtest.compare.each import one_by_one
 from equivtest.compare.tables import SourceRow
 from equivtest.compare.update import Judged, judge_update
 from equivtest.compare.used import beside_the_plan, used_groups
@@ -31,7 +32,8 @@ class UpdatesJudge:
     ) -> None:
         self._reference, self._planned, self._traces, self._clip = reference, case, traces, clip
         self._shapes: set[object] = set()
-        self.case = replace(case, groups=used_groups(case, traces))
+        groups = one_by_one(case, traces) or used_groups(case, traces)
+        self.case = replace(case, groups=groups)
         self.as_planned: list[int] = []
 
     def judge(self, u: int, known_sources: Sequence[SourceRow]) -> Judged:

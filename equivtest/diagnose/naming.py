@@ -11,6 +11,7 @@ from equivtest.diagnose.counter import counter_frozen
 from equivtest.diagnose.diagnosis import Diagnosis
 from equivtest.diagnose.evidence import Evidence
 from equivtest.diagnose.memory import costs
+from equivtest.diagnose.per_microbatch import update_per_microbatch
 from equivtest.diagnose.schedule import schedule
 from equivtest.diagnose.state import average
 
@@ -21,6 +22,7 @@ FAMILIES: tuple[Family, ...] = (
     costs,
     counter_frozen,
     schedule,
+    update_per_microbatch,
 )
 """Those that need no tensors; the others speak while an update is judged."""
 

@@ -181,11 +181,11 @@ def _seen(evidence: Evidence) -> _Seen:
 
 def _counts(evidence: Evidence) -> Counts:
     trace, n = evidence.traces[0], len(evidence.updates)
-    unit = evidence.experiment.scheduler_unit
+    unit, groups = evidence.experiment.scheduler_unit, [one.used for one in evidence.updates]
     return Counts(
         microbatches=tuple(len(update.microbatches) for update in trace.updates[:n]),
         applied=tuple(update.applied for update in trace.updates[:n]),
-        due=tuple(scheduler_calls(unit, trace, evidence.case.groups, u) for u in range(n + 1)),
+        due=tuple(scheduler_calls(unit, trace, groups, u) for u in range(n + 1)),
         unit=unit,
         D=len(evidence.traces),
     )

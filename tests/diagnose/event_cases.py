@@ -104,19 +104,19 @@ def finish(rank: Rank) -> bool:
 
 
 def causes(
-    given: Experiment, plan: Plan, loop: Callable[[Rank], None], precision: str = "fp64"
+    given: Experiment, plan: Plan, loop: Callable[[Rank], None] | None, precision: str = "fp64"
 ) -> set[str]:
     return set(verdict(given, plan, loop, precision).causes)
 
 
 def verdict(
-    given: Experiment, plan: Plan, loop: Callable[[Rank], None], precision: str = "fp64"
+    given: Experiment, plan: Plan, loop: Callable[[Rank], None] | None, precision: str = "fp64"
 ) -> Verdict:
     return check(given, plan, precision=precision, loop=loop)
 
 
 def traces(
-    given: Experiment, plan: Plan, loop: Callable[[Rank], None], precision: str = "fp64"
+    given: Experiment, plan: Plan, loop: Callable[[Rank], None] | None, precision: str = "fp64"
 ) -> list[Trace]:
     """What each rank left."""
     shared = Shared(given)
