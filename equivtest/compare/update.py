@@ -38,9 +38,11 @@ from equivtest.compare.telling import (
     sums_finding,
     vanished_note,
 )
+from equivtest.compare.together import states_together, together, together_note
 from equivtest.compare.verdict import Finding
 from equivtest.compare.weights import Weights, fit
 from equivtest.diagnose.diagnosis import Diagnosis
+from equivtest.diagnose.gathering import gathered
 from equivtest.diagnose.randomness import repeated
 from equivtest.distance import MaybeTensors, norm
 from equivtest.isolate.explained import Explained
@@ -205,9 +207,14 @@ class _UpdateJudge:
             c = self._against_oracle(full_floor=not (acquitted or right))
         if right and c is not None:
             sums = sources.in_sums(arms, gradients[0], a, c)
-        if not acquitted and sums is None:
+        as_one = None if acquitted or c is None else together(arms, gradients, c)
+        if not acquitted and sums is None and as_one is None:
             weights = self._weights(a)
-        if sums is None:
+        if as_one is not None:
+            states = states_together(as_one, decides(a, arms.replay, c, None, arms.case.precision))
+            self.notes += together_note(as_one)
+            self.diagnoses += gathered(arms.u, arms.names, as_one, self.seen)
+        elif sums is None:
             states = decides(a, arms.replay, c, weights, arms.case.precision)
             if c is not None:
                 states = beside_cut(arms, gradients, states, a, c)
@@ -216,7 +223,8 @@ class _UpdateJudge:
             states = ["equal" if one.within else "rounding" for one in a]
         if c is not None:
             states = self._without_vanished(states, c)
-            self.findings += self._split(c, a, sums)
+            if as_one is None or not as_one.whole:
+                self.findings += self._split(c, a, sums)
             if c.drew:
                 self.diagnoses += repeated(arms.u, arms.microbatches, arms.microbatches_before)
             if self.explained is not None and self.explained.within:
