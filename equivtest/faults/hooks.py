@@ -50,7 +50,14 @@ def _reduced(tensor: Tensor, group: ProcessGroup) -> Future[Tensor]:
     return future
 
 
-def _with(hook: Hook, rank: Rank) -> None:
+def in_bfloat16(group: ProcessGroup, bucket: GradBucket) -> Future[Tensor]:
+    """Averages in bfloat16, as torch's own hook does, which is for NCCL alone."""
+    buffer = bucket.buffer()
+    summed = _reduced(buffer.to(torch.bfloat16).div_(group.size()), group)
+    return summed.then(lambda done: buffer.copy_(done.value()))
+
+
+def with_hook(hook: Hook, rank: Rank) -> None:
     rank.model.register_comm_hook(rank.dp_group, hook)
     for group in rank.groups:
         accumulated(rank, group)
@@ -58,15 +65,15 @@ def _with(hook: Hook, rank: Rank) -> None:
 
 
 def missing_division(rank: Rank) -> None:
-    _with(summing, rank)
+    with_hook(summing, rank)
 
 
 def double_division(rank: Rank) -> None:
-    _with(dividing_twice, rank)
+    with_hook(dividing_twice, rank)
 
 
 def fp16_range(rank: Rank) -> None:
-    _with(in_half, rank)
+    with_hook(in_half, rank)
 
 
 # -- where they show

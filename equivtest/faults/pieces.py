@@ -112,6 +112,13 @@ def advanced(rank: Rank, applied: bool) -> None:
             rank.average.update_parameters(rank.module)
 
 
+def finish_unscheduled(rank: Rank) -> None:
+    """Unscale, clip, update, average, clear: the schedule is the loop's own business."""
+    if update(rank, several(rank.optimizer)) and rank.average is not None:
+        rank.average.update_parameters(rank.module)
+    cleared(rank)
+
+
 def cleared(rank: Rank) -> None:
     """Clear every gradient, also those that no optimizer holds."""
     for optimizer in several(rank.optimizer):

@@ -34,6 +34,7 @@ class Planted:
         cause: what a verdict on it must name.
         reference: where it was reported, ``repository #issue``.
         loop, wrap: the code; None where the recipe, or the default wrapper, is meant.
+        made: makes the loop instead, where it must know more of the experiment than a rank does.
         conditions: each says why the kind cannot show, or nothing; asked in order.
         shaped: an experiment like the given one in which it can: with a clip, a scheduler, a last
             group. None where nothing helps, or nothing is needed.
@@ -45,6 +46,7 @@ class Planted:
     reference: str
     loop: Callable[[Rank], None] | None = None
     wrap: Callable[[Any], Any] | None = None
+    made: Callable[[Experiment], Callable[[Rank], None]] | None = None
     conditions: tuple[Condition, ...] = ()
     shaped: Callable[[Experiment, Plan], Experiment] | None = None
     stops: bool = False
@@ -76,7 +78,8 @@ class Planted:
 
     def into(self, experiment: Experiment) -> Planting:
         """The kind planted in the experiment as it is."""
-        return Planting(experiment, self.loop, self.wrap)
+        loop = self.made(experiment) if self.made else self.loop
+        return Planting(experiment, loop, self.wrap)
 
     def plant(self, experiment: Experiment, plan: Plan, precision: str = "fp64") -> Planting | None:
         """The kind in the experiment, changed so that it can show; None where it cannot.

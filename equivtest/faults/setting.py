@@ -119,11 +119,29 @@ class Setting:
         return all(math.isclose(a, b, rel_tol=1e-9) for a, b in pairs)
 
     @property
-    def optimizers(self) -> list[Any]:
-        """Of a model of its own."""
+    def optimizer(self) -> Any:
+        """The experiment's, or its mapping of them, over a model of its own."""
         kept = RandomState.now()
         try:
-            return several(self.experiment.optimizer(build(self.experiment, torch.float64)))
+            return self.experiment.optimizer(build(self.experiment, torch.float64))
+        finally:
+            kept.restore()
+
+    @property
+    def optimizers(self) -> list[Any]:
+        """Of a model of its own."""
+        return several(self.optimizer)
+
+    @cached_property
+    def draws(self) -> bool:
+        """A forward of the first microbatch draws random numbers."""
+        kept = RandomState.now()
+        try:
+            module = build(self.experiment, torch.float64)
+            batch = Batches(self.experiment, torch.float64)(self.groups[0].ids[0][0])
+            before = RandomState.now()
+            self.experiment.loss(module, batch)
+            return before.moved()
         finally:
             kept.restore()
 

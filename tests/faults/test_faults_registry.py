@@ -25,7 +25,7 @@ def test_names_are_unique_and_begin_with_their_cause() -> None:
 
 @pytest.mark.parametrize("one", FAULTS, ids=lambda one: one.name)
 def test_every_entry_says_how_it_goes_wrong(one: Planted) -> None:
-    code = [made for made in (one.loop, one.wrap) if made is not None]
+    code = [made for made in (one.loop, one.wrap, one.made) if made is not None]
     assert code or one.conditions
     assert planted(one.name) is one
     assert one.status in ("fault", "explained", "equivalent", "error")
