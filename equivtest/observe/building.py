@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.amp import GradScaler
 
-from equivtest.experiment import Loss
+from equivtest.observe.operations import OpenOperation
 from equivtest.observe.rng import RandomState
 from equivtest.observe.trace import (
     Gradients,
@@ -21,23 +21,35 @@ from equivtest.observe.trace import (
 )
 
 
-@dataclass
+@dataclass(eq=False)
 class OpenMicrobatch:
     """A microbatch while it is open.
 
     Attributes:
-        forwards: of the model, so far.
+        forwards: of the model, so far; ``bare``: of the module past its wrapper.
         hidden: what its forward saved was not seen.
         contents: ids of what its forwards received, told by contents, where ``ids`` is None.
+        losses: totals and counts; no more of a ``Loss``, or its graph would be kept.
+        roots: scalars that its backwards started from; ``odd_root`` where one did from another.
+        scale: a tensor where it lies on a GPU: reading it would wait.
     """
 
     ids: tuple[int, ...] | None
     rng: RandomState
-    reduces: bool
+    held_bytes: int = 0
+    held_nodes: int = 0
+    held_graphs: int = 0
+    reduces: bool = False
+    flag: bool = False
     forwards: int = 0
+    bare: int = 0
     broadcasts: list[int] = field(default_factory=list)
-    losses: list[Loss] = field(default_factory=list)
+    losses: list[tuple[Tensor, Tensor | float]] = field(default_factory=list)
     factors: list[float | None] = field(default_factory=list)
+    roots: list[Tensor] = field(default_factory=list)
+    odd_root: bool = False
+    scale: Tensor | float | None = None
+    backward: int | None = None
     drew: frozenset[str] = frozenset()
     awaited: bool = False
     reached: bool = False
@@ -60,8 +72,8 @@ class OpenMicrobatch:
         return MicrobatchTrace(
             ids=self.contents if self.ids is None else self.ids,
             by_contents=self.ids is None and bool(self.contents),
-            totals=tuple(float(loss.total.detach()) for loss in self.losses),
-            counts=tuple(float(loss.count) for loss in self.losses),
+            totals=tuple(float(total) for total, _ in self.losses),
+            counts=tuple(float(count) for _, count in self.losses),
             factors=tuple(self.factors),
             rng=self.rng if self.drew else None,
             drew=self.drew,
@@ -71,7 +83,20 @@ class OpenMicrobatch:
             broadcasts=tuple(self.broadcasts),
             peak_bytes=self.peak_bytes,
             nodes=self.nodes,
+            root=self._root(),
+            scale=None if self.scale is None else float(self.scale),
+            flag=self.flag,
+            wrapped=0 == self.bare < self.forwards,
+            backward=self.backward,
+            held_bytes=self.held_bytes,
+            held_nodes=self.held_nodes,
+            held_graphs=self.held_graphs,
         )
+
+    def _root(self) -> float | None:
+        if self.odd_root or not self.roots:
+            return None
+        return sum(float(root) for root in self.roots)
 
 
 @dataclass
@@ -98,10 +123,13 @@ class OpenUpdate:
     unscaled: bool = False
     clip_bounds: list[float] = field(default_factory=list)
     clipped_scaled: bool = False
+    operations: list[OpenOperation] = field(default_factory=list)
+    comm_hook: str = ""
+    unwrapped: frozenset[str] = frozenset()
 
-    def used(self) -> list[OpenMicrobatch]:
-        """The microbatches that a gradient came from, or may have come from."""
-        return [m for m in self.microbatches if m.reached or not m.awaited]
+    def used(self) -> dict[int, OpenMicrobatch]:
+        """By place the microbatches that a gradient came from, or may have come from."""
+        return {k: m for k, m in enumerate(self.microbatches) if m.reached or not m.awaited}
 
     def freeze(self, end: State, averages: Tensors) -> UpdateTrace:
         """The update as a trace, with the state in which the next one finds it."""
@@ -113,7 +141,7 @@ class OpenUpdate:
                 gradient = divided(gradient, self.scale)
         used = self.used()
         return UpdateTrace(
-            microbatches=tuple(m.freeze() for m in used),
+            microbatches=tuple(m.freeze() for m in used.values()),
             start=self.start,
             gradient=self.clipped if gradient is None else gradient,
             clipped=self.clipped,
@@ -130,6 +158,9 @@ class OpenUpdate:
             clipped_scaled=self.clipped_scaled,
             norm_taken=self.normed is not None,
             observed=bool(used) or not self.unseen,
+            operations=tuple(one.freeze(list(used)) for one in self.operations),
+            comm_hook=self.comm_hook,
+            unwrapped=self.unwrapped,
         )
 
 

@@ -5,8 +5,10 @@ The graph's logical bytes are deterministic and the same on any device.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -45,6 +47,11 @@ class GraphMemory:
         self._bytes = 0
         self._holders: dict[int, int] = {}
         self._tensors = 0
+
+    @property
+    def held(self) -> tuple[int, int]:
+        """Bytes and tensors that the graph holds now."""
+        return self._bytes, self._tensors
 
     def restart(self) -> None:
         """Measure peaks and dtypes from here on; what is alive stays counted."""
@@ -110,6 +117,39 @@ class GraphMemory:
         if self._holders[key] == 0:
             del self._holders[key]
             self._bytes -= storage.nbytes()
+
+
+class _Mark:
+    """Lies in a node of the graph and ends with it."""
+
+    __slots__ = ("__weakref__",)
+
+
+class LivingGraphs:
+    """Whether the graphs of microbatches are alive: a backward frees what they saved, not them.
+
+    A mark lies in the node of an output, in the dict that autograd keeps for such purposes.
+    """
+
+    def __init__(self) -> None:
+        self._marks: list[weakref.ref[_Mark]] = []
+        self._marked = False
+
+    def begin(self) -> int:
+        """A microbatch begins: how many before it are still alive."""
+        self._marks = [mark for mark in self._marks if mark() is not None]
+        self._marked = False
+        return len(self._marks)
+
+    def mark(self, output: Tensor) -> None:
+        """The microbatch has given this; its first output stands for its graph."""
+        if output.grad_fn is None or self._marked:
+            return
+        self._marked = True
+        mark = _Mark()
+        node: Any = output.grad_fn
+        node.metadata["equivtest"] = mark
+        self._marks.append(weakref.ref(mark))
 
 
 class DevicePeak:

@@ -11,7 +11,7 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import nn
 from torch.amp import GradScaler
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import clip_grad
@@ -25,16 +25,16 @@ from torch.optim.swa_utils import AveragedModel
 from torch.utils._pytree import tree_leaves
 
 from equivtest.experiment import Loss, LossResult, Rank
+from equivtest.observe.backwards import BackwardRecording
 from equivtest.observe.building import OpenMicrobatch
 from equivtest.observe.contents import Search
-from equivtest.observe.hooks import ModuleHook, in_transform, outside_transforms, recomputing
+from equivtest.observe.hooks import ModuleHook, outside_transforms, recomputing
 from equivtest.observe.patch import watched
-from equivtest.observe.reducing import Reductions
 from equivtest.observe.rng import RandomState
-from equivtest.observe.updates import CLAMPS, NORMS, UpdateRecording
+from equivtest.observe.updates import CLAMPS, NORMS
 
 
-class Observer(UpdateRecording):
+class Observer(BackwardRecording):
     """Watches one rank while ``watching``; ``trace`` gives what it saw.
 
     Args:
@@ -54,9 +54,7 @@ class Observer(UpdateRecording):
         super().__init__(rank, planned, note, search)
         self._in_loss = False
         self._broadcast = False
-        self._reached = False
-        self._versions: list[tuple[int, int] | None] | None = None
-        self._reductions = Reductions(rank)
+        self._wrapping: bool | None = None
         self._loss = rank.loss
         rank.loss = self.watched_loss
 
@@ -105,9 +103,18 @@ class Observer(UpdateRecording):
     def _watches(self) -> list[Any]:
         return [
             watched(
-                torch.autograd, "backward", before=self._on_backward, after=self._on_backward_end
+                torch.autograd,
+                "backward",
+                before=self._on_backward,
+                after=self._on_backward_end,
+                over=self._on_backward_over,
             ),
-            watched(DistributedDataParallel, "forward", before=self._on_wrapper),
+            watched(
+                DistributedDataParallel,
+                "forward",
+                before=self._on_wrapper,
+                over=self._on_wrapper_end,
+            ),
             watched(
                 DistributedDataParallel,
                 "_sync_buffers",
@@ -125,14 +132,16 @@ class Observer(UpdateRecording):
             watched(
                 AveragedModel, "update_parameters", after=lambda *_, **__: self._event("average")
             ),
-            watched(Optimizer, "zero_grad", after=lambda *_, **__: self._event("zero_grad")),
+            watched(
+                Optimizer,
+                "zero_grad",
+                before=self._before_zero,
+                after=lambda *_, **__: self._event("zero_grad"),
+            ),
+            watched(nn.Module, "zero_grad", before=self._before_zero, after=self._on_module_zero),
         ]
 
-    # -- forward and backward
-
-    def _training(self) -> bool:
-        """Neither an evaluation without gradients nor a repetition of a closure or a checkpoint."""
-        return torch.is_grad_enabled() and not self._again and not recomputing()
+    # -- forward
 
     def _begin_microbatch(self, ids: tuple[int, ...] | None) -> None:
         """Open a microbatch, and the next update if this one has been attempted."""
@@ -142,13 +151,14 @@ class Observer(UpdateRecording):
         update = self._open
         if update.start is None:
             update.start = self._model.now()
-        model = self._rank.model
-        wrapped = isinstance(model, DistributedDataParallel)
+        held_bytes, held_tensors = self._memory.held
         update.microbatches.append(
             OpenMicrobatch(
                 ids=ids,
                 rng=RandomState.now(),
-                reduces=bool(wrapped and model.require_backward_grad_sync),
+                held_bytes=held_bytes,
+                held_nodes=held_tensors,
+                held_graphs=self._graphs.begin(),
             )
         )
         self._memory.restart()
@@ -156,7 +166,16 @@ class Observer(UpdateRecording):
 
     def _on_wrapper(self, wrapper: DistributedDataParallel, *_: Any, **__: Any) -> None:
         if self._training():
+            self._wrapping = bool(wrapper.require_backward_grad_sync)
             self._reductions.forwarded(wrapper)
+
+    def _on_wrapper_end(self) -> None:
+        self._wrapping = None
+
+    @property
+    def _inside_wrapper(self) -> bool:
+        model = self._rank.model
+        return self._wrapping is not None or not isinstance(model, DistributedDataParallel)
 
     def _on_forward(self, args: Any, kwargs: Any) -> None:
         if not self._training():
@@ -174,6 +193,8 @@ class Observer(UpdateRecording):
             if len(self._open.microbatches) == 1 and not current.forwards:
                 self._open.start = self._model.now()
         current.forwards += 1
+        current.bare += not self._inside_wrapper
+        current.reduces |= bool(self._wrapping)
         self._event("forward")
 
     def _tell_contents(self, ids: tuple[int, ...] | None, received: Any, whole: bool) -> None:
@@ -198,79 +219,3 @@ class Observer(UpdateRecording):
             return
         self._broadcast = not self._again
         self._event("broadcast")
-
-    def _on_loss(self, loss: Loss) -> None:
-        if not self._open.microbatches or not self._training() or in_transform(loss.total):
-            return
-        microbatch = self._open.microbatches[-1]
-        index = len(microbatch.losses)
-        microbatch.losses.append(loss)
-        microbatch.factors.append(None)
-        if loss.total.requires_grad:
-
-            def reached(gradient: Tensor) -> None:
-                self._reached = True
-                before = microbatch.factors[index] or 0.0
-                microbatch.factors[index] = before + float(gradient)
-
-            loss.total.register_hook(reached)
-
-    def _on_forward_end(self, args: Any, output: Any) -> None:
-        """Await a gradient at the outputs: a forward that no backward follows is no microbatch."""
-        if not self._training() or not self._open.microbatches:
-            return
-        microbatch = self._open.microbatches[-1]
-
-        def reached(_: Tensor) -> None:
-            self._reached = microbatch.reached = True
-
-        for leaf in tree_leaves(output):
-            if isinstance(leaf, Tensor) and leaf.requires_grad and not in_transform(leaf):
-                microbatch.awaited = True
-                microbatch.dtypes.add(leaf.dtype)
-                leaf.register_hook(reached)
-
-    def _on_backward(self, *_: Any, **__: Any) -> None:
-        if self._again:
-            return
-        waiting = [m for m in self._open.microbatches if not m.ended]
-        for microbatch in waiting:
-            microbatch.ended = True
-            self._settle(microbatch)
-        self._reached = False
-        self._versions = None if waiting else self._model.gradient_versions()
-        self._reductions.backward_begins()
-        self._note_scale()
-        self._event("backward")
-
-    def _on_backward_end(self, *_: Any, **__: Any) -> None:
-        if self._again:
-            return
-        self._note_unseen()
-        update = self._open
-        reduction = self._reductions.backward_ended(self._model.names)
-        if update.microbatches:
-            last = update.microbatches[-1]
-            last.reduction = reduction
-            last.reduces |= reduction is not None
-            if last.reduces:
-                self._event("collective")
-        update.gradient, update.clip_bounds, update.clipped_scaled = None, [], False
-        update.normed = None
-        planned = self._planned[min(update.number, len(self._planned) - 1)]
-        complete = len(update.microbatches) >= planned or update.unseen
-        if self._clips and complete:
-            # A clip written by hand may be seen by no hook: keep what it would start from.
-            update.accumulated = self._model.gradients()
-
-    def _note_unseen(self) -> None:
-        """A gradient that came through no forward that was seen: ``module.forward`` was called."""
-        before, self._versions = self._versions, None
-        if before is None or self._reached or before == self._model.gradient_versions():
-            return
-        if self._open.attempted:
-            self._close()
-            self._note_scale()
-        self._open.unseen = True
-        if self._open.start is None:
-            self._open.start = self._model.now()

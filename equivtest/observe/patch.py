@@ -15,9 +15,11 @@ def watched(
     *,
     before: Callable[..., Any] | None = None,
     after: Callable[..., Any] | None = None,
+    over: Callable[[], Any] | None = None,
 ) -> Iterator[None]:
     """Call ``before`` and ``after`` with the arguments of every call of ``owner.name``.
 
+    ``after`` is not called where it raised; ``over`` is, in any case and last.
     A name that this torch does not have is left unwatched.
     """
     original = owner.__dict__.get(name)
@@ -29,10 +31,14 @@ def watched(
     def wrapper(*args: Any, **kwargs: Any) -> Any:
         if before is not None:
             before(*args, **kwargs)
-        result = original(*args, **kwargs)
-        if after is not None:
-            after(*args, **kwargs)
-        return result
+        try:
+            result = original(*args, **kwargs)
+            if after is not None:
+                after(*args, **kwargs)
+            return result
+        finally:
+            if over is not None:
+                over()
 
     setattr(owner, name, wrapper)
     try:

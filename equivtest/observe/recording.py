@@ -11,7 +11,8 @@ from equivtest.experiment import Rank
 from equivtest.observe.building import OpenMicrobatch, OpenUpdate
 from equivtest.observe.contents import Search
 from equivtest.observe.handed import HandedOut
-from equivtest.observe.memory import DevicePeak, GraphMemory
+from equivtest.observe.memory import DevicePeak, GraphMemory, LivingGraphs
+from equivtest.observe.operations import OpenOperation
 from equivtest.observe.snapshot import ModelState, hyperparameters
 from equivtest.observe.trace import Event, OptimizerState, ParamGroups, Tensors, Trace, UpdateTrace
 
@@ -42,6 +43,7 @@ class Recording:
         self._planned = planned
         self._model = ModelState(rank.module)
         self._memory = GraphMemory()
+        self._graphs = LivingGraphs()
         self._device = DevicePeak(rank.device)
         self._events: list[Event] = []
         self._closed: list[UpdateTrace] = []
@@ -120,10 +122,19 @@ class Recording:
         self._open = OpenUpdate(self._open.number + 1)
         self._handed.forget_received()
 
+    def _operation(self, kind: str, **how: Any) -> OpenOperation:
+        """Something happens to gradients; an optimizer's repeated closure is left out."""
+        update = self._open
+        made = OpenOperation(kind, len(update.microbatches), update.attempted, **how)
+        if not self._again:
+            update.operations.append(made)
+        return made
+
     def _event(self, kind: str, detail: str = "") -> None:
         current = len(self._open.microbatches) - 1
         microbatch = current if kind in OF_A_MICROBATCH and current >= 0 else None
-        event = Event(kind, self._open.number, microbatch, detail)
+        attempted = self._open.attempted
+        event = Event(kind, self._open.number, microbatch, detail, current + 1, attempted)
         self._events.append(event)
         where = "" if microbatch is None else f" of microbatch {microbatch}"
         self._note(f"{kind}{where} in update {event.update}" + (f" ({detail})" if detail else ""))

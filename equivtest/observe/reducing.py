@@ -18,11 +18,18 @@ first forward after a backward that reduced, by the order in which gradients cam
 
 
 class Reductions:
-    """Watches the wrapper whose forward the loop calls; changes nothing of it."""
+    """Watches the wrapper whose forward the loop calls; changes nothing of it.
+
+    Attributes:
+        reduced: the backward that has just ended was one with which the wrapper reduces.
+    """
 
     def __init__(self, rank: Rank) -> None:
         self._rank = rank
-        self._wrapper: DistributedDataParallel | None = None
+        self.reduced = False
+        given = rank.model
+        self._wrapper = given if isinstance(given, DistributedDataParallel) else None
+        self._holding: tuple[object, frozenset[int]] | None = None
         self._due = False
         self._read = 0
         self._buckets: tuple[tuple[str, ...], ...] | None = None
@@ -32,7 +39,41 @@ class Reductions:
         """The loop calls a wrapper's forward: of its own, perhaps, not the one it was handed."""
         if wrapper is not self._wrapper:
             self._wrapper, self._read, self._buckets = wrapper, 0, None
-        self._due = bool(wrapper.require_backward_grad_sync)
+            self._due = False
+        # It does not forget: a forward under no_sync does not take back what one before it began.
+        self._due |= bool(wrapper.require_backward_grad_sync)
+
+    @property
+    def flag(self) -> bool:
+        """The wrapper's wish to reduce, as it stands now."""
+        return self._wrapper is not None and bool(self._wrapper.require_backward_grad_sync)
+
+    def comm_hook(self) -> str:
+        """Name of the wrapper's communication hook; empty where it has none."""
+        return "" if self._wrapper is None else _hook_of(self._wrapper) or ""
+
+    def left_out(self, names: Mapping[int, str]) -> frozenset[str]:
+        """Trained parameters that the wrapper does not hold; ``names`` are the model's by id."""
+        return self._missing(names, frozenset())
+
+    def unwrapped(self, names: Mapping[int, str]) -> frozenset[str]:
+        """Of these, those that it was not told to ignore."""
+        if self._wrapper is None:
+            return frozenset()
+        return self._missing(names, frozenset(self._wrapper.parameters_to_ignore))
+
+    def _missing(self, names: Mapping[int, str], ignored: frozenset[str]) -> frozenset[str]:
+        wrapper = self._wrapper
+        if wrapper is None:
+            return frozenset()
+        if self._holding is None or self._holding[0] is not wrapper:
+            self._holding = wrapper, _held(wrapper)
+        held = self._holding[1]
+        return frozenset(
+            names[id(p)]
+            for name, p in wrapper.module.named_parameters()
+            if p.requires_grad and id(p) not in held and name not in ignored and id(p) in names
+        )
 
     def backward_begins(self) -> None:
         """Note where gradients lie: one that is in its bucket already is divided in place."""
@@ -41,16 +82,20 @@ class Reductions:
             trained = wrapper.module.parameters()
             self._lay = [(p, p.grad.data_ptr()) for p in trained if p.grad is not None]
 
-    def backward_ended(self, name: Callable[[], Mapping[int, str]]) -> Reduction | None:
+    def backward_ended(
+        self, name: Callable[[], Mapping[int, str]], reached: bool = True
+    ) -> Reduction | None:
         """How the backward that has just ended reduced; None if it did not, or that is not known.
 
         Args:
             name: gives the names of the model's parameters by ``id``.
+            reached: it came to a forward of the model.
         """
-        due, self._due = self._due, False
         lay, self._lay = self._lay, []
+        self.reduced = self._due and reached
+        self._due &= not reached
         wrapper = self._wrapper
-        if not due or wrapper is None or not _as_torch_does(wrapper, self._rank):
+        if not self.reduced or wrapper is None or not _as_torch_does(wrapper, self._rank):
             return None
         names = name()
         if self._read < LAYOUTS:
@@ -65,14 +110,34 @@ class Reductions:
 def _as_torch_does(wrapper: DistributedDataParallel, rank: Rank) -> bool:
     """It divides by D and calls gloo's all-reduce over the replicas, on the host: no hook does."""
     group = wrapper.process_group
-    hook = wrapper._get_ddp_logging_data().get("comm_hook")
     return (
-        hook is None
+        _hook_of(wrapper) is None
         and wrapper.mixed_precision is None
         and dist.get_backend(group) == "gloo"
         and dist.get_world_size(group) == rank.D
         and dist.get_rank(group) == rank.dp_rank
     )
+
+
+def _hook_of(wrapper: DistributedDataParallel) -> str | None:
+    """Name of its communication hook."""
+    name: str | None = wrapper._get_ddp_logging_data().get("comm_hook")
+    return name
+
+
+def _held(wrapper: DistributedDataParallel) -> frozenset[int]:
+    """Parameters that it reduces, by ``id``: not those that were frozen when it was made.
+
+    On a GPU its reducer would allocate to tell, and of sparse ones it cannot: one that was frozen
+    then counts as held.
+    """
+    held: list[Tensor] = list(wrapper._module_parameters)
+    reducer: Any = wrapper.reducer
+    plain = all(p.device.type == "cpu" for p in held) and not _sparse(wrapper.module)
+    if plain and hasattr(reducer, "_get_zeros_like_grad_buckets"):
+        buckets = reducer._get_zeros_like_grad_buckets()
+        held = [p for bucket in buckets for p in bucket.parameters()]
+    return frozenset(map(id, [*held, *wrapper._delay_all_reduce_params]))
 
 
 def _buckets(

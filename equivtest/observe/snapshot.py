@@ -82,6 +82,19 @@ class ModelState:
         """Parameter names by the parameter's ``id``."""
         return {id(p): name for name, p in self._named()}
 
+    def concerned(self, parameters: Iterable[Tensor]) -> frozenset[str] | None:
+        """Names of those of the model's parameters; None where they are all that are trained."""
+        given = {id(p) for p in parameters}
+        named = self._named()
+        if all(id(p) in given for _, p in named if p.requires_grad):
+            return None
+        return frozenset(name for name, p in named if id(p) in given)
+
+    def concerned_gradients(self, gradients: Iterable[Tensor]) -> frozenset[str] | None:
+        """The same by their gradients."""
+        given = {id(g) for g in gradients}
+        return self.concerned(p for _, p in self._named() if id(p.grad) in given)
+
     def now(self) -> State:
         """Parameters and buffers."""
         return State(
@@ -144,6 +157,13 @@ class ModelState:
             for parameter, state in optimizer.state.items()
             if id(parameter) in names
         }
+
+
+def held_by(owner: Optimizer | nn.Module) -> list[Tensor]:
+    """Parameters of an optimizer or a module."""
+    if isinstance(owner, Optimizer):
+        return [p for group in owner.param_groups for p in group["params"]]
+    return list(owner.parameters())
 
 
 def hyperparameters(optimizer: Optimizer, names: Names) -> ParamGroups:

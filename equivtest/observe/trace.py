@@ -28,12 +28,21 @@ class Event:
 
     Kinds: forward, backward, collective, broadcast, unscale, clip, update attempted, update
     applied, update skipped, scaler update, scheduler, average, zero_grad.
+
+    Attributes:
+        update: the one that is open: from its first forward, or what came before the first of all,
+            until a next group's first forward.
+        microbatch: of a forward, a backward or a collective, the one that it belongs to.
+        begun: microbatches of the group that had begun.
+        attempted: the update had been attempted.
     """
 
     kind: str
     update: int
     microbatch: int | None = None
     detail: str = ""
+    begun: int = 0
+    attempted: bool = False
 
 
 @dataclass(frozen=True)
@@ -70,6 +79,8 @@ class Collective:
         microbatch: the last one that had begun; None before the first.
         phase: ``forward`` (from a forward to its backward), ``backward`` (inside one: a hook) or
             ``after`` a backward.
+        attempted: the update had been attempted: what the next group sends before its first
+            forward comes here.
     """
 
     name: str
@@ -79,6 +90,7 @@ class Collective:
     parameters: frozenset[str] = frozenset()
     microbatch: int | None = None
     phase: str = "after"
+    attempted: bool = False
 
 
 @dataclass(frozen=True)
@@ -87,11 +99,13 @@ class GradientOperation:
 
     Attributes:
         kind: ``backward``, ``reduce`` (by the wrapper, at the end of a backward), ``zero``
-            (``zero_grad``), ``clip`` or ``unscale``.
+            (``zero_grad`` of an optimizer or a module, where it found a gradient), ``clip`` (by
+            norm), ``clamp`` (a clip by value) or ``unscale``.
         microbatch: the last one that had begun; None before the first.
         microbatches: of a backward, those that it reached.
-        factor: what a clip or an unscale multiplied gradients by; 1 for others.
-        parameters: names of those concerned; None for all.
+        factor: what a clip by norm or an unscale multiplied gradients by; 1 for others.
+        parameters: names of those concerned; None for all that are trained.
+        attempted: the update had been attempted: it came after it.
     """
 
     kind: str
@@ -99,6 +113,7 @@ class GradientOperation:
     microbatches: tuple[int, ...] = ()
     factor: float = 1.0
     parameters: frozenset[str] | None = None
+    attempted: bool = False
 
 
 @dataclass(frozen=True)
@@ -114,7 +129,8 @@ class MicrobatchTrace:
             are those that it drew from (names of attributes of ``rng``).
         dtypes: floating dtypes that autograd saved in the forward and that it gave; empty where
             they were not seen.
-        reduces: the wrapper would reduce with this microbatch's backward.
+        reduces: the wrapper would reduce with this microbatch's backward: it was called, and its
+            flag (below) was up in the forward.
         reduction: how it did, where that is known to the bit.
         broadcasts: before which of its forwards buffers were broadcast, counted from 0: a loss may
             call the model several times.
@@ -123,17 +139,20 @@ class MicrobatchTrace:
             of a group, to the end of the update.
         nodes: most saved tensors that it held.
         root: value that its backward started from, with whatever the loop multiplied it by; of one
-            backward for several microbatches, that of all of them. None where none was seen.
+            backward for several microbatches, that of all of them; of several backwards for one,
+            their sum. None where one started from no scalar, or none was seen.
         scale: loss scale at its backward, None without a scaler.
         flag: the wrapper's wish to reduce when the backward began (``reduces``: in the forward,
             which is what counts).
-        wrapped: the forward went through the wrapper.
-        backward: number of the backward that it ended with, counted from 0 in the update; None
-            where there was none.
-        held_bytes, held_nodes: what the autograd graph still held of earlier microbatches when
-            its first forward began.
         by_contents: ``ids`` were told by what the forward received, not by the memory of a batch
             that the loop was handed.
+        wrapped: all its forwards went through the wrapper.
+        backward: number of the last backward that reached it, counted from 0 in the update; None
+            where none did.
+        held_bytes, held_nodes: saved tensors that the autograd graph still held of earlier
+            microbatches when its first forward began: their bytes and their number.
+        held_graphs: earlier microbatches whose graph was still alive then, with or without saved
+            tensors. That of the one before is, in a loop that keeps its loss until the next.
     """
 
     ids: tuple[int, ...] | None
@@ -156,6 +175,7 @@ class MicrobatchTrace:
     held_bytes: int = 0
     held_nodes: int = 0
     by_contents: bool = False
+    held_graphs: int = 0
 
 
 @dataclass(frozen=True)
@@ -211,7 +231,8 @@ class UpdateTrace:
         operations: what happened to the gradients, in order.
         collectives: those called from Python.
         comm_hook: name of the wrapper's communication hook; empty where it has none.
-        unwrapped: trained parameters that the wrapper does not hold.
+        unwrapped: trained parameters that ``DistributedDataParallel`` does not hold, and was not
+            told to ignore.
         reported: what the loop reported as its loss (``Rank.report``).
     """
 

@@ -7,14 +7,16 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from torch import Tensor, nn
 from torch.amp import GradScaler
 from torch.optim import Optimizer
 
 from equivtest.experiment import Rank
 from equivtest.observe.building import divided
 from equivtest.observe.contents import Search
+from equivtest.observe.operations import clip_factor
 from equivtest.observe.recording import Recording
-from equivtest.observe.snapshot import hyperparameters, keys_on_host
+from equivtest.observe.snapshot import held_by, hyperparameters, keys_on_host
 from equivtest.observe.trace import OptimizerTrace
 
 NORMS = (
@@ -42,6 +44,7 @@ class UpdateRecording(Recording):
         super().__init__(rank, planned, note, search)
         self._scaler: GradScaler | None = None
         self._closures = 0
+        self._clears = False
 
     # -- loss scale
 
@@ -55,15 +58,31 @@ class UpdateRecording(Recording):
         if update.scaler is None and scaler is not None and scaler.is_enabled():
             update.scaler, update.scale = scaler, float(scaler.get_scale())
 
+    def _scale_now(self) -> Tensor | float | None:
+        """The scale as it stands, without waiting for a GPU; None without a scaler."""
+        scaler = self._scaler or self._rank.scaler
+        if scaler is None or not scaler.is_enabled():
+            return None
+        held = scaler._scale
+        return held.clone() if held is not None and held.is_cuda else float(scaler.get_scale())
+
     def _note_own(self, scaler: GradScaler) -> None:
         """A scaler that unscales and was not seen to scale: its class scales in its own way."""
         if self._scaler is None and scaler.is_enabled():
             self._scaler = self._open.scaler = scaler
             self._open.scale = float(scaler.get_scale())
+            for microbatch in self._open.microbatches:
+                microbatch.scale = self._open.scale
 
-    def _on_unscale(self, scaler: GradScaler, *_: Any, **__: Any) -> None:
+    def _on_unscale(self, scaler: GradScaler, optimizer: Optimizer, *_: Any, **__: Any) -> None:
         self._open.unscaled = True
         self._note_own(scaler)
+        if scaler.is_enabled():
+            self._operation(
+                "unscale",
+                factor=1.0 / float(scaler.get_scale()),
+                parameters=self._model.concerned(held_by(optimizer)),
+            )
         self._event("unscale")
 
     def _on_scaler_update(self, scaler: GradScaler, *_: Any, **__: Any) -> None:
@@ -98,22 +117,46 @@ class UpdateRecording(Recording):
         update = self._open
         return update.microbatches[-1].ended if update.microbatches else update.unseen
 
-    def _on_clip(self, parameters: Any, max_norm: float, *_: Any, **__: Any) -> None:
+    def _on_clip(self, parameters: Any, max_norm: float, total_norm: Tensor, *_: Any) -> None:
+        given = [parameters] if isinstance(parameters, Tensor) else parameters
+        listed = isinstance(given, (list, tuple))  # a generator is the clip's to read
+        self._operation(
+            "clip",
+            factor=clip_factor(float(max_norm), total_norm),
+            parameters=self._model.concerned(given) if listed else None,
+        )
+        self._note_clip(float(max_norm))
+
+    def _note_clip(self, bound: float) -> None:
         update = self._open
         if update.gradient is None:
             update.gradient = self._model.gradients()
             if update.scale is not None and not update.unscaled:
                 update.gradient = divided(update.gradient, update.scale)
                 update.clipped_scaled = True
-        update.clip_bounds.append(float(max_norm))
-        self._event("clip", f"bound {float(max_norm):g}")
+        update.clip_bounds.append(bound)
+        self._event("clip", f"bound {bound:g}")
 
     def _on_clamp(self, tensors: Any, bound: Any = None, *_: Any, **__: Any) -> None:
         """Half of a clip by value: ``clip_grad_value_`` clamps from below and then from above."""
         if not isinstance(bound, (int, float)) or abs(float(bound)) in self._open.clip_bounds:
             return
         if self._accumulated() and self._model.has_gradients(tensors):
-            self._on_clip(tensors, abs(bound))
+            self._operation("clamp", parameters=self._model.concerned_gradients(tensors))
+            self._note_clip(abs(float(bound)))
+
+    # -- clearing
+
+    def _before_zero(self, owner: Optimizer | nn.Module, *_: Any, **__: Any) -> None:
+        """Only where there is a gradient: a second clearing changes nothing."""
+        parameters = held_by(owner)
+        self._clears = any(p.grad is not None for p in parameters)
+        if self._clears:
+            self._operation("zero", parameters=self._model.concerned(parameters))
+
+    def _on_module_zero(self, *_: Any, **__: Any) -> None:
+        if self._clears:
+            self._event("zero_grad", "of a module")
 
     # -- attempt
 
