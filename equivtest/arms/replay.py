@@ -63,7 +63,8 @@ class Replay:
         scale: by tensor, the sum over microbatches of the norms of what was added; ``added`` are
             those norms by replica and microbatch.
         apart: the sum taken otherwise, where asked for.
-        parts: each microbatch's contribution to ``expected`` by replica and microbatch, where kept.
+        parts: each microbatch's contribution to ``expected`` by replica and microbatch, where kept;
+            ``corrections``, by what its gradient was multiplied for it (that of a first term).
         totals, counts, terms: of the losses made, by replica and microbatch.
         dtypes: floating dtypes that autograd saved in the forwards, where they were watched.
         shared: the forwards and root factors were the candidate's, bit for bit; where a factor was
@@ -84,6 +85,7 @@ class Replay:
     apart: Apart | None = None
     added: dict[tuple[int, int], list[float]] = field(default_factory=dict)
     parts: dict[tuple[int, int], list[Tensor | None]] = field(default_factory=dict)
+    corrections: dict[tuple[int, int], float] = field(default_factory=dict)
     totals: dict[tuple[int, int], tuple[float, ...]] = field(default_factory=dict)
     counts: dict[tuple[int, int], tuple[float, ...]] = field(default_factory=dict)
     terms: dict[tuple[int, int], tuple[str | None, ...]] = field(default_factory=dict)
@@ -179,6 +181,7 @@ class _Replaying:
             alone = self._run(r, k, factors.only(term), seen, buffers)
             accumulate(share, alone.gradients, correction)
         self._add(r, k, run, share)
+        self.out.corrections[r, k] = factors.correction
         self.out.weighed &= factors.right
         self.out.shared &= seen is not None and factors.observed and run.totals == seen.totals
 

@@ -12,7 +12,7 @@ from equivtest.arms.oracle import JITTERS, Whole
 from equivtest.arms.replay import Replay
 from equivtest.compare import beside, sources
 from equivtest.compare.arms import UpdateArms
-from equivtest.compare.by_hand import by_hand
+from equivtest.compare.by_hand import Against, by_hand
 from equivtest.compare.clip import Clip
 from equivtest.compare.gradient import (
     AgainstOracle,
@@ -43,6 +43,7 @@ from equivtest.compare.verdict import Finding
 from equivtest.compare.weights import Weights, fit
 from equivtest.diagnose.diagnosis import Diagnosis
 from equivtest.diagnose.gathering import gathered
+from equivtest.diagnose.precision import low_sums
 from equivtest.diagnose.randomness import repeated
 from equivtest.distance import MaybeTensors, norm
 from equivtest.isolate.explained import Explained
@@ -112,6 +113,10 @@ class _UpdateJudge:
     explained: Explained | None = None
     skipped: Explained | None = None
     diagnoses: list[Diagnosis] = field(default_factory=list)
+    corrected: list[list[Tensor | None]] | None = None
+    """The gradients by rank without what a named cause did to them, which others may add to."""
+    as_received: list[AgainstReplay] | None = None
+    """Comparison A of the gradients with it."""
 
     def judge(self, always_oracle: bool) -> Judged:
         arms, u = self.arms, self.arms.u
@@ -141,7 +146,12 @@ class _UpdateJudge:
 
     @property
     def gradients(self) -> list[list[Tensor | None]]:
-        """The candidate's by rank, in the order of the parameters' names."""
+        """The candidate's by rank, as they are judged, in the order of the parameters' names."""
+        return self.received if self.corrected is None else self.corrected
+
+    @property
+    def received(self) -> list[list[Tensor | None]]:
+        """The candidate's by rank, as they were seen."""
         return [[update.gradient.get(name) for name in self.arms.names] for update in self.seen]
 
     # -- what is not judged
@@ -190,10 +200,20 @@ class _UpdateJudge:
             return a
         clipped = by_hand(self.clip, self.seen, arms.names, arms.replay, against)
         if clipped is None:
-            return a
+            return self._low_sums(a, against)
         self.seen = clipped.seen
         self.notes += [f"update {arms.u}: {clipped.note}"] if clipped.note else []
         return clipped.a
+
+    def _low_sums(self, a: list[AgainstReplay], against: Against) -> list[AgainstReplay]:
+        """Comparison A without what sums in a low dtype lose, where the loop takes them."""
+        kept = self.arms.replayed(keep=True)
+        low = low_sums(self.arms.u, self.gradients, kept, self.seen)
+        if low is None:
+            return a
+        self.diagnoses.append(low.diagnosis)
+        self.as_received, self.corrected = a, low.gradients
+        return against(low.gradients, self.arms.replay)
 
     def _compared(
         self, a: Sequence[AgainstReplay], always_oracle: bool
@@ -232,6 +252,9 @@ class _UpdateJudge:
                 self.findings += undecided_finding(arms.u, arms.names, a, left)
         self.findings += gradient_finding(arms.u, arms.names, states, a, weights)
         self._losses(c)
+        if self.as_received is not None:  # what was taken out for others to be seen was there
+            a, gradients = self.as_received, self.received
+            states = [s if one.within else "differs" for s, one in zip(states, a, strict=True)]
         rows = [
             tensor_row(arms.u, t, arms.names[t], states[t], gradients[one.rank][t], one, c)
             for t, one in enumerate(a)
