@@ -12,10 +12,11 @@ from typing import Any
 from drawn import NO_EPS, PRECISIONS, Drawn
 from meta import gradient_faults as g
 from meta import update_faults as u
-from meta.pieces import bare
 from meta.predicted import Counted, Predicted
 
 from equivtest import Plan
+from equivtest.faults import accumulation, clip, normalisation, synchronisation
+from equivtest.faults.pieces import bare
 
 BUT_BF16 = tuple(p for p in PRECISIONS if p != "bf16")
 FLOAT32_GRADIENTS = ("fp32", "bf16-mixed", "fp16-mixed")
@@ -173,7 +174,7 @@ def _clipping(drawn: Drawn) -> Drawn:
 def _clip_active(p: Predicted) -> Plant | None:
     bound = p.experiment.clip_norm
     assert bound is not None
-    return Plant(g.clip_left_out) if p.norm > 1.05 * bound else None
+    return Plant(clip.missing) if p.norm > 1.05 * bound else None
 
 
 def _always(loop: Callable[[Any], None]) -> Callable[[Predicted], Plant | None]:
@@ -226,32 +227,32 @@ def _carried(drawn: Drawn) -> Drawn:
 FAULTS = (
     Fault(
         "mean_of_means",
-        _weighs(g.mean_of_means, _mean_of_means),
-        right=g.mean_of_means,
+        _weighs(normalisation.mean_of_means_both, _mean_of_means),
+        right=normalisation.mean_of_means_both,
         precisions=BUT_BF16,
     ),
     Fault(
         "mean_of_means_by_torch",
-        _weighs(g.mean_of_means_by_torch, _mean_of_means),
-        right=g.mean_of_means_by_torch,
+        _weighs(normalisation.mean_of_means_by_torch, _mean_of_means),
+        right=normalisation.mean_of_means_by_torch,
         precisions=BUT_BF16,
     ),
     Fault(
         "local_denominator",
-        _weighs(g.local_denominator, _local_denominator),
-        right=g.local_denominator,
+        _weighs(normalisation.local_denominator_dp, _local_denominator),
+        right=normalisation.local_denominator_dp,
         precisions=BUT_BF16,
     ),
     Fault(
         "double_division",
-        _weighs(g.double_division, _double_division),
-        right=g.double_division,
+        _weighs(normalisation.double_accum_division, _double_division),
+        right=normalisation.double_accum_division,
         precisions=BUT_BF16,
     ),
     Fault(
         "missing_world_size",
-        _weighs(g.missing_world_size, _missing_world_size),
-        right=g.missing_world_size,
+        _weighs(normalisation.missing_world_size, _missing_world_size),
+        right=normalisation.missing_world_size,
         precisions=BUT_BF16,
     ),
     Fault(
@@ -270,7 +271,12 @@ FAULTS = (
         _weighs(g.last_masked_out, _all_but_last),
         precisions=BUT_BF16,
     ),
-    Fault("only_last", _weighs(g.only_last, _only_last), right=g.only_last, precisions=BUT_BF16),
+    Fault(
+        "only_last",
+        _weighs(accumulation.only_last, _only_last),
+        right=accumulation.only_last,
+        precisions=BUT_BF16,
+    ),
     Fault("weight_1e-4", partial(_weight_error, 1e-4), ("fp64", *FLOAT32_GRADIENTS), seen=0.99),
     Fault("weight_1e-12", partial(_weight_error, 1e-12), ("fp64",)),
     Fault(
@@ -282,13 +288,13 @@ FAULTS = (
     Fault("swapped", _swapped),
     Fault("unreduced", _unreduced, shaped=_two_replicas),
     Fault("wrong_replica", _wrong_replica, shaped=_two_replicas),
-    Fault("never_synchronised", _if_apart(g.never_synchronised), shaped=_two_replicas),
+    Fault("never_synchronised", _if_apart(synchronisation.never), shaped=_two_replicas),
     Fault(
         "inverted_boundary",
-        _if_apart(g.inverted_boundary),
+        _if_apart(synchronisation.inverted_boundary),
         shaped=lambda d: _two_replicas(_several(d)),
     ),
-    Fault("stale_carryover", _always(g.stale_carryover), BUT_BF16, shaped=_carried),
+    Fault("stale_carryover", _always(accumulation.stale_carryover), BUT_BF16, shaped=_carried),
     Fault("clip_left_out", _clip_active, shaped=_clipping, causes=("clip.missing",)),
     Fault(
         "autocast_left_out",

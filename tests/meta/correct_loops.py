@@ -10,13 +10,21 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from drawn import PRECISIONS, VOCABULARY, Drawn
-from meta.pieces import accumulated, averaged, backward, bare, finish, reducing_last, right
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import clip_grad_norm_
 
 from equivtest import Experiment, Group, Loss, Plan, Rank
+from equivtest.faults.pieces import (
+    accumulated,
+    averaged,
+    backward,
+    bare,
+    finish,
+    reducing_last,
+    right,
+)
 from equivtest.loops import advance
 
 SGD_AND_ADAM = ("sgd", "momentum", "nesterov", "adam", "adamw")

@@ -8,69 +8,20 @@ from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
-from meta.pieces import accumulated, averaged, backward, finish, reducing_last, right
 from torch import nn
-from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 
 from equivtest import Rank
+from equivtest.faults.pieces import (
+    accumulated,
+    averaged,
+    backward,
+    finish,
+    reducing_last,
+    right,
+)
 
 # -- what the loss is divided by
-
-
-def mean_of_means(rank: Rank) -> None:
-    for group in rank.groups:
-        for k, batch in enumerate(group):
-            with reducing_last(rank, group, k):
-                with rank.autocast():
-                    loss = rank.loss(rank.model, batch)
-                    mean = loss.total / max(float(loss.count), 1.0)
-                backward(rank, mean / len(group))
-        finish(rank)
-
-
-def mean_of_means_by_torch(rank: Rank) -> None:
-    """As most loops are written: torch's mean of each microbatch, and no ``Loss`` anywhere."""
-    for group in rank.groups:
-        for k, batch in enumerate(group):
-            with reducing_last(rank, group, k):
-                with rank.autocast():
-                    scores = rank.model(batch["x"])
-                    mean = F.cross_entropy(
-                        scores.reshape(-1, scores.shape[-1]),
-                        batch["target"].reshape(-1),
-                        ignore_index=-100,
-                    )
-                backward(rank, mean / len(group))
-        finish(rank)
-
-
-def local_denominator(rank: Rank) -> None:
-    for group in rank.groups:
-        for k, batch in enumerate(group):
-            with reducing_last(rank, group, k):
-                with rank.autocast():
-                    loss = rank.loss(rank.model, batch)
-                backward(rank, loss.total / max(group.local_count, 1))
-        finish(rank)
-
-
-def double_division(rank: Rank) -> None:
-    for group in rank.groups:
-        for k, batch in enumerate(group):
-            with reducing_last(rank, group, k):
-                backward(rank, right(rank, group, batch) / len(group))
-        finish(rank)
-
-
-def missing_world_size(rank: Rank) -> None:
-    for group in rank.groups:
-        for k, batch in enumerate(group):
-            with reducing_last(rank, group, k):
-                with rank.autocast():
-                    loss = rank.loss(rank.model, batch)
-                backward(rank, loss.total / group.count)
-        finish(rank)
 
 
 @dataclass(frozen=True)
@@ -124,15 +75,6 @@ def last_masked_out(rank: Rank) -> None:
         for k, batch in enumerate(group):
             with reducing_last(rank, group, k):
                 backward(rank, right(rank, group, batch) * mask[k])
-        finish(rank)
-
-
-def only_last(rank: Rank) -> None:
-    for group in rank.groups:
-        for k, batch in enumerate(group):
-            rank.optimizer.zero_grad()
-            with reducing_last(rank, group, k):
-                backward(rank, right(rank, group, batch))
         finish(rank)
 
 
@@ -215,59 +157,7 @@ class WrongReplica:
             finish(rank)
 
 
-# -- synchronisation
-
-
-def never_synchronised(rank: Rank) -> None:
-    """The forward goes through the inner module: its backward reduces nothing."""
-    for group in rank.groups:
-        for batch in group:
-            with rank.autocast():
-                loss = rank.loss(rank.module, batch)
-            backward(rank, loss.total / group.count * rank.D)
-        finish(rank)
-
-
-def inverted_boundary(rank: Rank) -> None:
-    """Reduces with the first microbatch and suppresses it with the others."""
-    for group in rank.groups:
-        for k, batch in enumerate(group):
-            with nullcontext() if k == 0 else rank.model.no_sync():
-                backward(rank, right(rank, group, batch))
-        finish(rank)
-
-
-def stale_carryover(rank: Rank) -> None:
-    """Gradients are never cleared between groups."""
-    for group in rank.groups:
-        accumulated(rank, group)
-        rank.optimizer.step()
-
-
 # -- clip and precision
-
-
-def clip_left_out(rank: Rank) -> None:
-    for group in rank.groups:
-        accumulated(rank, group)
-        if rank.scaler is not None:
-            rank.scaler.step(rank.optimizer)
-            rank.scaler.update()
-        else:
-            rank.optimizer.step()
-        if rank.scheduler is not None:
-            rank.scheduler.step()
-        rank.optimizer.zero_grad()
-
-
-def clip_per_microbatch(rank: Rank) -> None:
-    for group in rank.groups:
-        for k, batch in enumerate(group):
-            with reducing_last(rank, group, k):
-                right(rank, group, batch).backward()
-            torch.nn.utils.clip_grad_norm_(rank.module.parameters(), rank.clip_norm)
-        rank.optimizer.step()
-        rank.optimizer.zero_grad()
 
 
 def autocast_left_out(rank: Rank) -> None:
