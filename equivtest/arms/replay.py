@@ -43,11 +43,13 @@ with D, one with a loss scale and one more."""
 class Start:
     """Where a replay starts: rank 0's parameters, and each replica's buffers.
 
-    ``buffers`` are those before the first broadcast of the group.
+    ``buffers`` are those before the first broadcast of the group. ``between`` are the parameters at
+    each microbatch, where a loop moves them during accumulation.
     """
 
     parameters: Tensors
     buffers: tuple[Tensors, ...]
+    between: tuple[Tensors, ...] = ()
 
 
 @dataclass
@@ -155,10 +157,13 @@ class _Replaying:
             shared=self.seen is not None,
             exact=self.reductions is not None,
         )
+        self.between = start.between
         bench.load(start.parameters)
 
     def run(self) -> Replay:
         for k in range(len(self.group.ids[0])):
+            if self.between:
+                self.bench.load(self.between[k])
             for r in range(self.D):
                 self._microbatch(r, k)
             self._reduce(k)

@@ -37,7 +37,7 @@ def as_one(
     another is not known.
     """
     joined = [_joined(at) for at in zip(*seen, strict=False)]
-    return Start(start.parameters, start.buffers[:1]), [joined]
+    return replace(start, buffers=start.buffers[:1]), [joined]
 
 
 def for_each(replay: Replay, D: int) -> Replay:

@@ -12,7 +12,7 @@ from equivtest.arms.reference import Reference
 from equivtest.arms.replay import Replay, Start
 from equivtest.batches import Counts
 from equivtest.distance import MaybeTensors, finite
-from equivtest.observe.trace import MicrobatchTrace, Trace, UpdateTrace
+from equivtest.observe.trace import MicrobatchTrace, Tensors, Trace, UpdateTrace
 from equivtest.plan import GroupLayout
 
 
@@ -22,12 +22,14 @@ class UpdateArms:
 
     Attributes:
         traces: by rank.
+        between: parameters at each microbatch, where the loop moves them during accumulation.
     """
 
     reference: Reference
     case: Case
     traces: Sequence[Trace]
     u: int
+    between: tuple[Tensors, ...] = ()
 
     @property
     def group(self) -> GroupLayout:
@@ -67,7 +69,7 @@ class UpdateArms:
         buffers = [
             trace.updates[self.u - 1].end.buffers if self.u else initial for trace in self.traces
         ]
-        return Start(self.seen[0].start.parameters, tuple(buffers))
+        return Start(self.seen[0].start.parameters, tuple(buffers), self.between)
 
     @cached_property
     def loss_scale(self) -> float:

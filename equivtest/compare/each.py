@@ -10,17 +10,23 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from equivtest.arms.case import Case
+from equivtest.compare.continuity import all_same
 from equivtest.observe.trace import Trace
 from equivtest.plan import GroupLayout
 
 
 def after_each(case: Case, traces: Sequence[Trace]) -> bool:
-    """Every rank attempts an update after each of the plan's microbatches, of which several make
-    a group."""
+    """Every rank attempts an update after each of the plan's microbatches, several to a group.
+
+    An optimizer that accumulates in itself is called as often, and moves nothing until the last.
+    """
     planned = [len(group.ids[0]) for group in case.groups]
-    return max(planned) > 1 and all(
+    if max(planned) < 2:
+        return False
+    return all(
         len(trace.updates) == sum(planned)
         and all(u.observed and len(u.microbatches) == 1 for u in trace.updates)
+        and any(not all_same(trace.updates[j].before, trace.updates[j].after) for j in _early(case))
         for trace in traces
     )
 
@@ -39,6 +45,11 @@ def one_by_one(case: Case, traces: Sequence[Trace]) -> tuple[GroupLayout, ...] |
         ids = tuple((own,) for own in known[j])
         groups.append(replace(group, ids=ids, counted=counted))
     return tuple(groups)
+
+
+def _early(case: Case) -> list[int]:
+    """Updates that are not the last of their group."""
+    return [j for j, whole in _blocks(case) if j + 1 < whole.stop]
 
 
 def _all(case: Case) -> range:

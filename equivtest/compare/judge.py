@@ -61,7 +61,7 @@ def _verdict(
     parameters = ParameterJudge(reference, experiment, judge.case, traces[0])
     updates: list[Judged] = []
     for u in range(min([len(case.groups), *(len(trace.updates) for trace in traces)])):
-        judged = judge.judge(u, source_rows(_explained(updates)))
+        judged = judge.judge(u, source_rows(_explained(updates)), parameters.decay)
         updates.append(judged)
         findings += [*judged.findings, *parameters.judge(u, judged.seen[0], judged.oracle)]
     findings += examples(case, traces, judge.as_planned)

@@ -88,6 +88,15 @@ class ExpectedOptimizers:
             for names, values in hyperparameters(optimizer, self._names)
         )
 
+    def decay(self) -> dict[str, float]:
+        """Weight decay by the names of parameters."""
+        return {
+            name: float(values.get("weight_decay", 0.0))
+            for optimizer in self.optimizers
+            for names, values in self.hyperparameters(optimizer)
+            for name in names
+        }
+
     def updated(
         self, optimizer: Optimizer, before: Tensors, gradient: Gradients, seen: OptimizerTrace
     ) -> tuple[dict[str, Tensor], dict[str, dict[str, Any]]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -106,6 +107,11 @@ class ParameterJudge:
         """Move the schedulers to where they are when update ``u`` is attempted."""
         unit = self._experiment.scheduler_unit
         self._expected.advance(scheduler_calls(unit, self._trace, self._case.groups, u))
+
+    @cached_property
+    def decay(self) -> dict[str, float]:
+        """The experiment's weight decay by the names of parameters."""
+        return self._expected.decay()
 
     def measured(self, row: TensorRow) -> TensorRow:
         """``row`` with the distances of its parameter."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from equivtest.arms.case import Case
@@ -10,6 +10,7 @@ from equivtest.arms.reference import Reference
 from equivtest.causes import Cause
 from equivtest.compare.arms import UpdateArms
 from equivtest.compare.clip import Clip
+from equivtest.compare.decay import decayed_between
 from equivtest.compare.each import one_by_one
 from equivtest.compare.tables import SourceRow
 from equivtest.compare.update import Judged, judge_update
@@ -36,12 +37,25 @@ class UpdatesJudge:
         self.case = replace(case, groups=groups)
         self.as_planned: list[int] = []
 
-    def judge(self, u: int, known_sources: Sequence[SourceRow]) -> Judged:
-        """Judge update ``u``."""
-        judged = self._on(self.case, u, known_sources)
+    def judge(
+        self, u: int, known_sources: Sequence[SourceRow], decay: Mapping[str, float]
+    ) -> Judged:
+        """Judge update ``u``.
+
+        Args:
+            decay: the experiment's weight decay by the names of parameters.
+        """
+        arms = self._arms(self.case, u)
+        judged = self._judged(arms, known_sources)
+        decayed = decayed_between(arms.seen[0], len(self.case.groups[u].ids[0]), decay)
+        if decayed:
+            moving = replace(arms, between=decayed)
+            again = self._judged(moving, known_sources, oracle=False)
+            if moving.replay.shared > arms.replay.shared or _beside(again) < _beside(judged):
+                judged = again
         planned, used = self._planned.groups[u], self.case.groups[u]
         if _differs(judged) and beside_the_plan(planned, used):
-            by_plan = self._on(self._planned, u, known_sources)
+            by_plan = self._judged(self._arms(self._planned, u), known_sources)
             if not _differs(by_plan):
                 judged = by_plan
                 self.as_planned.append(u)
@@ -51,14 +65,23 @@ class UpdatesJudge:
             self._shapes.add(self.case.groups[u].shape)
         return judged
 
-    def _on(self, case: Case, u: int, known_sources: Sequence[SourceRow]) -> Judged:
+    def _arms(self, case: Case, u: int) -> UpdateArms:
+        return UpdateArms(self._reference, case, self._traces, u)
+
+    def _judged(
+        self, arms: UpdateArms, known_sources: Sequence[SourceRow], oracle: bool = True
+    ) -> Judged:
+        """Judge one update; ``oracle``: beside the oracle too, for the first of each shape."""
+        new = arms.group.shape not in self._shapes
         return judge_update(
-            UpdateArms(self._reference, case, self._traces, u),
-            self._clip,
-            always_oracle=case.groups[u].shape not in self._shapes,
-            known_sources=known_sources,
+            arms, self._clip, always_oracle=oracle and new, known_sources=known_sources
         )
 
 
 def _differs(judged: Judged) -> bool:
     return any(finding.cause == Cause.GRADIENT for finding in judged.findings)
+
+
+def _beside(judged: Judged) -> int:
+    """How many of gradient and loss are beside the plan."""
+    return len({f.cause for f in judged.findings} & {Cause.GRADIENT, Cause.LOSS})

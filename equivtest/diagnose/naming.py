@@ -8,6 +8,7 @@ from dataclasses import replace
 from equivtest.causes import Kind
 from equivtest.compare.verdict import Finding
 from equivtest.diagnose.counter import counter_frozen
+from equivtest.diagnose.decay import decay_per_microbatch
 from equivtest.diagnose.diagnosis import Diagnosis
 from equivtest.diagnose.evidence import Evidence
 from equivtest.diagnose.memory import costs
@@ -21,6 +22,7 @@ FAMILIES: tuple[Family, ...] = (
     average,
     costs,
     counter_frozen,
+    decay_per_microbatch,
     schedule,
     update_per_microbatch,
 )

@@ -99,6 +99,30 @@ def test_an_update_asked_for_twice_keeps_its_general_name() -> None:
     assert "opt.update_per_microbatch" not in found
 
 
+class Accumulating(torch.optim.AdamW):
+    """Called for every microbatch, and updates with the last of a group."""
+
+    calls = 0
+
+    def step(self, closure: Any = None) -> Any:
+        self.calls += 1
+        return None if self.calls % PLAN.A else super().step(closure)
+
+
+def test_an_optimizer_that_accumulates_in_itself_is_no_update_per_microbatch() -> None:
+    def loop(rank: Rank) -> None:
+        rank.optimizer = Accumulating(rank.module.parameters(), lr=0.05, weight_decay=0.1)
+        for group in rank.groups:
+            for batch in group:
+                loss = rank.loss(rank.model, batch)
+                (loss.total / group.count * rank.D).backward()  # type: ignore[union-attr]
+                rank.optimizer.step()
+            rank.optimizer.zero_grad()
+
+    found = causes(GIVEN, Plan(2, 3, 1), loop)
+    assert "opt.update_per_microbatch" not in found
+
+
 # -- the toy: Adam, lr 0.1, parts 8, 6, -2 over 15: -0.1 is right, -0.2602 one by one
 
 
