@@ -394,11 +394,11 @@ def test_an_average_moved_by_microbatch_is_a_fault() -> None:
                 rank.average.update_parameters(rank.module)
             rank.optimizer.zero_grad()
 
-    assert check(loop, averages=averaged).causes == ("differs.state",)
+    assert check(loop, averages=averaged).causes == ("state.ema_per_microbatch",)
 
 
 def test_an_average_never_moved_is_a_fault() -> None:
-    assert check(updating(the_optimizer), averages=averaged).causes == ("differs.state",)
+    assert check(updating(the_optimizer), averages=averaged).causes == ("state.ema_never",)
 
 
 # -- the replayed optimizer
