@@ -83,9 +83,10 @@ class Cause(StrEnum):
     )
     CLIP_MISSING = (
         "clip.missing",
-        "The experiment clips, and the gradient is beyond the bound at the update: it was not "
-        "clipped there. Call clip_grad_norm_ (clip_grad_value_, where the experiment clips by "
-        "value) after the last backward, and after unscale_.",
+        "The experiment clips and this loop did not: the gradient was beyond the bound at the "
+        "update. Its norm stands in the evidence, and no clip stands between the last backward "
+        "and the update among the events. Call clip_grad_norm_(rank.module.parameters(), "
+        "rank.clip_norm) there (clip_grad_value_ for a clip by value), after unscale_.",
     )
     BUFFERS = (
         "differs.buffers",
@@ -174,75 +175,90 @@ class Cause(StrEnum):
 
     MEAN_OF_MEANS_ACCUM = (
         "norm.mean_of_means_accum",
-        "Each microbatch divides by its own count and the means are averaged over the "
-        "accumulations. Divide each microbatch's sum by the count of the whole group "
-        "(group.count), known before its first forward.",
+        "Each microbatch was divided by its own count and the means were averaged over A, so "
+        "short microbatches count too much. The weights differ from microbatch to microbatch "
+        "and go as 1/count. Divide sums by the count of the whole group: (loss.total / "
+        "group.count * rank.D).backward().",
     )
     LOCAL_DENOMINATOR_DP = (
         "norm.local_denominator_dp",
-        "Each replica divides by its own count, and the wrapper averages over replicas. All- "
-        "reduce the count before the first backward and multiply by D, which the wrapper divides "
-        "by.",
+        "Each replica divided by its own count and the wrapper averaged over replicas, so "
+        "replicas with few supervised elements count too much. The weights are alike within a "
+        "replica and differ between them. All-reduce the count before the first backward and "
+        "multiply by D: loss.total / group.count * rank.D.",
     )
     MEAN_OF_MEANS_BOTH = (
         "norm.mean_of_means_both",
-        "Each microbatch divides by its own count, and the means are averaged over accumulations "
-        "and replicas. Divide each microbatch's sum by the count of the whole group, over all "
-        "replicas, and multiply by D.",
+        "Each microbatch was divided by its own count, and the means were averaged over "
+        'accumulations and replicas, as torch\'s reduction="mean" does. The weights go as '
+        '1/count in every cell. Use reduction="sum" and divide by the count of the whole group, '
+        "all replicas: loss.total / group.count * rank.D.",
     )
     MISSING_WORLD_SIZE = (
         "norm.missing_world_size",
-        "The loss is divided by the count of all replicas, and the wrapper averages over them "
-        "once more. Multiply the loss by D, or divide by the count per replica that the group has "
-        "on average.",
+        "The loss was divided by the count of all replicas, and the wrapper averaged over them "
+        "once more: the gradient is 1/D of the right one. Every weight is 1/D. Multiply the "
+        "loss by D before backward: (loss.total / group.count * rank.D).backward().",
     )
     NON_AUTOGRAD_REDUCE = (
         "norm.non_autograd_reduce",
-        "The loss was reduced over the replicas by a collective without a gradient: its value is "
-        "the global loss, its gradient 1/D of it. Leave the sum to the wrapper, multiply the "
-        "local sum by D, and reduce a detached copy for the log.",
+        "The loss was summed over the replicas by a collective that has no gradient, so its "
+        "value is right and its gradient 1/D. Every weight is 1/D although the loss at backward "
+        "is the global one; the events show the collective. Leave the sum to the wrapper: "
+        "multiply the local share by D, and reduce loss.detach() for the log.",
     )
     DOUBLE_ACCUM_DIVISION = (
         "norm.double_accum_division",
-        "The loss is divided by the number of accumulations once more than it should be. Divide "
-        "once: by the count of the group, or by A where each microbatch gives a mean of equal "
-        "counts.",
+        "The loss was divided by the number of accumulations once more than it should be: the "
+        "gradient is 1/A of the right one. Every weight is 1/A. Divide once: by group.count, or "
+        "by A where each microbatch gives a mean; trainers that divide by themselves want the "
+        "loss undivided.",
     )
     MISSING_ACCUM_DIVISION = (
         "norm.missing_accum_division",
-        "The means of the microbatches are added up and never divided by their number. Divide by "
-        "A, or better divide each microbatch's sum by the count of the whole group.",
+        "The means of the microbatches were added up and never divided by their number: the "
+        "gradient is about A times too large. The weights are A where counts are equal, and go "
+        "as 1/count where not. Write loss / A, or better loss.total / group.count * rank.D.",
     )
     MISSING_DIVISION = (
         "norm.missing_division",
-        "The loss is summed and divided by no count. Divide each microbatch's sum by the count of "
-        "the whole group, and multiply by D under an averaging wrapper.",
+        "The loss is a plain sum that nothing divides, so gradients grow with the number of "
+        "supervised elements. Every weight is the group's count over D. Divide by that count, "
+        "and multiply by D under an averaging wrapper: loss.total / group.count * rank.D.",
     )
     MISCOUNTED = (
         "norm.miscounted",
-        "The denominator counts elements that are not in the loss (positions that the label shift "
-        "removes, padding, ignored ones). Count what the loss sums over: the targets after the "
-        "shift that are not ignored.",
+        "The denominator counts elements that are not in the loss (positions that the label "
+        "shift removes, padding, ignored ones), so the gradient is too small. All weights are "
+        "one number, N over N and the positions too many. Count what the loss sums over: "
+        "(labels[:, 1:] != -100).sum().",
     )
     WEIGHT_DENOMINATOR_MISMATCH = (
         "norm.weight_denominator_mismatch",
-        "Means over supervised elements are weighted by shares of examples. Weigh a mean by the "
-        "count that it was taken over, or divide sums by the group's count.",
+        "Means over supervised elements were weighted by shares of examples, so examples with "
+        "few elements count too much. The weights go as examples over supervised elements. "
+        "Weigh each mean by the count that it was taken over, or divide sums: loss.total / "
+        "group.count * rank.D.",
     )
     MEAN_OF_MEANS_SAMPLES = (
         "norm.mean_of_means_samples",
-        "Replicas or microbatches with unequal numbers of examples count alike. Weigh each mean "
-        "by its number of examples, or divide sums by the group's.",
+        "Microbatches or replicas with unequal numbers of examples were averaged as if they "
+        "were equal. The weights go as 1/examples: those of the smaller ones are above 1. Weigh "
+        "each mean by its number of examples, or divide sums: loss.total / group.count * "
+        "rank.D.",
     )
     EMPTY_MICROBATCH = (
         "norm.empty_microbatch",
-        "A microbatch without a supervised element was divided by its count of zero. Divide by "
-        "the group's count, or by max(count, 1), and keep the microbatch in the reduction.",
+        "A microbatch without a supervised element was divided by its count of zero, and the "
+        "NaN spread to every gradient. The evidence names the microbatch; its loss is NaN in "
+        "the table of losses. Divide by group.count, or by max(count, 1); do not skip the "
+        "microbatch, since other ranks wait for its reduction.",
     )
     SUM_CONVENTION = (
         "norm.sum_convention",
-        "The loss is multiplied by D or m D by convention. It is a choice: the learning rate has "
-        "to be chosen with it, and changes with the number of replicas.",
+        "The loss is multiplied by D or m D by convention. All weights are that number. It is a "
+        "choice and no mistake, but the learning rate has to be chosen with it, and changes "
+        "whenever the number of replicas does: divide by rank.D to be free of that.",
         Kind.CONVENTION,
     )
 
@@ -250,35 +266,44 @@ class Cause(StrEnum):
 
     INVERTED_BOUNDARY = (
         "sync.inverted_boundary",
-        "The reduction runs with another microbatch than the last one of the group. Leave no_sync "
-        "for the last microbatch of the group, not for the first.",
+        "The reduction ran with another microbatch than the group's last: what came after it "
+        "stayed on its own rank. Weights differ from rank to rank, and the events show the "
+        "collective too early. Write: with nullcontext() if k == len(group) - 1 else "
+        "model.no_sync().",
     )
     FLAG_AFTER_FORWARD = (
         "sync.flag_after_forward",
         "Whether to reduce was set between forward and backward, and DistributedDataParallel "
-        "reads it in the forward. Put the forward inside no_sync as well, or set the flag before "
-        "it.",
+        "reads it in the forward: the reduction came with the wrong microbatch. The events show "
+        "it there, and ranks differ. Set require_backward_grad_sync before the forward, or put "
+        "the forward inside no_sync too.",
     )
     NEVER_SYNCHRONISED = (
         "sync.never",
-        "No backward of the group reduces: each replica keeps its own gradient. Call the wrapped "
-        "model (rank.model), not the inner one, and leave no_sync for the last microbatch.",
+        "No backward of the group reduced: each replica trains on its own examples. Weights are "
+        "D on a rank's own microbatches and 0 on others, and the events show no collective. "
+        "Call rank.model (the wrapper), not the inner module, and leave no_sync for the last "
+        "microbatch.",
     )
     PARAM_REPLACED = (
         "sync.param_replaced",
-        "A parameter was replaced after the model was wrapped: the wrapper reduces the one that "
-        "is gone. Change parameters before wrapping, or wrap again; in-place changes are safe.",
+        "A parameter was assigned after the model was wrapped, so the wrapper reduces the one "
+        "that is gone. Only this tensor differs, on every rank by its own gradient. Replace "
+        "parameters before wrapping (or wrap again): model = DistributedDataParallel(module); "
+        "in-place changes such as weight.copy_() are safe.",
     )
     STATIC_GRAPH = (
         "sync.static_graph",
-        "static_graph=True and no_sync do not go together. Leave static_graph out, or reduce with "
-        "every microbatch.",
+        "static_graph=True and no_sync do not go together: torch stops, or leaves reductions "
+        "out from the second update. The failure shows torch's assertion. Write "
+        "DistributedDataParallel(module) without static_graph, or reduce with every microbatch.",
         Kind.ERROR,
     )
     EXTRA = (
         "sync.extra",
-        "Every microbatch was reduced: the value is right, the communication A times what is "
-        "needed. Put forward and backward of all microbatches but the last inside no_sync.",
+        "Every microbatch was reduced: the numbers are right, and the communication is A times "
+        "what is needed. The events show a collective with each backward. Put the forward as "
+        "well as the backward of all but the last microbatch inside: with model.no_sync().",
         Kind.COST,
     )
 
@@ -286,48 +311,62 @@ class Cause(StrEnum):
 
     ONLY_LAST = (
         "accum.only_last",
-        "Gradients are cleared or overwritten within the group: only the last microbatch counts. "
-        "Clear once per update, after it or before the first microbatch.",
+        "Gradients were cleared or overwritten within the group, so only what came after "
+        "counts. Weights are 0 but for the last microbatches, and the events show zero_grad "
+        "between backwards. Call optimizer.zero_grad() once per update: before the first "
+        "microbatch, or after the update.",
     )
     STALE_CARRYOVER = (
         "accum.stale_carryover",
-        "The gradient of an earlier group was not cleared and is in this one. Call zero_grad once "
-        "for every update, for every parameter, also after a skipped one.",
+        "The gradient of an earlier group was not cleared and is in this one. The first update "
+        "is right and each later one holds the sum of those before; the events show no "
+        "zero_grad between them. Call optimizer.zero_grad() after every update, also after a "
+        "skipped one.",
     )
     LEAK_BETWEEN_OPTIMIZERS = (
         "accum.leak_between_optimizers",
-        "The backward for one optimizer leaves gradients in parameters of another. Clear the "
-        "other optimizer's gradients before its own backward, or freeze its parameters meanwhile.",
+        "Gradients that one optimizer's backward, or an earlier group, left in another "
+        "optimizer's parameters were not cleared. Only tensors of that optimizer differ. Call "
+        "zero_grad() on every optimizer before its own backward, or model.zero_grad(), or "
+        "freeze the other's parameters meanwhile.",
     )
     HOOK_MISSING_DIVISION = (
         "hook.missing_division",
-        "The reduction sums over replicas and is not divided by D. Divide by D in the "
-        "communication hook, or by hand after the all-reduce.",
+        "The reduction sums over replicas and nobody divides: the gradient is D times the right "
+        "one. Every weight is D, and a communication hook or an all_reduce by hand stands in "
+        "the evidence. Divide there: bucket.buffer().div_(group.size()), since the wrapper "
+        "leaves it to its hook.",
     )
     HOOK_DOUBLE_DIVISION = (
         "hook.double_division",
-        "The reduced gradient is divided by D once more than it should be. Divide once: the "
-        "bucket of a communication hook, or the average of an all-reduce, may be divided already.",
+        "The reduced gradient was divided by D once more than it should be. Every weight is "
+        "1/D, and a communication hook or an all_reduce by hand stands in the evidence. Divide "
+        "once: either the bucket before the sum, or what comes back.",
     )
     HOOK_FP16_RANGE = (
         "hook.fp16_range",
-        "The reduction runs in float16 and leaves its range. Divide before the sum, reduce in "
-        "bfloat16 or float32.",
+        "The reduction runs in float16 and left its range: large sums became inf, small "
+        "gradients 0. The evidence names the tensors. Divide before the sum "
+        "(buffer.div_(group.size()).to(torch.float16)), or reduce in bfloat16 or float32.",
     )
     PARTIAL_DIVISOR = (
         "window.partial_divisor",
-        "The last, shorter group was divided by the A of a full one. Divide by the number of "
-        "microbatches that the group has, or by its count.",
+        "The last, shorter group was divided by the A of a full one, so its update is too "
+        "small. Only that update differs, with every weight its microbatches over A. Divide by "
+        "len(group), or better by group.count.",
     )
     TAIL_DROPPED = (
         "window.tail_dropped",
-        "The examples that do not fill a group were never used. Run one more update for what is "
-        'left, or say last_group="drop" if that is meant.',
+        "The microbatches that do not fill a group were never used. The loop has fewer updates "
+        "than the plan, and the audit of examples names those missing. Run one more update for "
+        'what is left, with its own denominator, or say last_group="drop" if that is meant.',
     )
     TAIL_LEAKS = (
         "window.tail_leaks",
-        "What is left of one epoch was neither applied nor cleared and joins the first group of "
-        "the next. Apply an update at the end of the epoch, or clear the gradients there.",
+        "What was left of one epoch was neither applied nor cleared, and joined the first group "
+        "of the next. That update has microbatches of the epoch before in the audit of "
+        "examples. Apply an update when the epoch ends (if (k + 1) % A == 0 or k + 1 == "
+        "len(loader)), or zero_grad() there.",
     )
     MICRO_VS_UPDATE = (
         "count.micro_vs_update",
@@ -344,38 +383,47 @@ class Cause(StrEnum):
 
     CLIP_PER_MICROBATCH = (
         "clip.per_microbatch",
-        "The gradient is clipped after each backward, and not once per update. Clip once, after "
-        "the last backward of the group and after unscale_.",
+        "The gradient was clipped after each backward and not once per update: early "
+        "microbatches shrink each time. The events show a clip between backwards, and weights "
+        "fall towards the first microbatch. Call clip_grad_norm_ once, after the last backward "
+        "and after unscale_.",
     )
     CLIP_BEFORE_UNSCALE = (
         "clip.before_unscale",
-        "The clip saw gradients that were still multiplied by the loss scale. Call "
-        "scaler.unscale_(optimizer) before the clip.",
+        "The clip saw gradients that were still multiplied by the loss scale, so it shrank them "
+        "to the bound over the scale. The events show the clip and no unscale before it. Call "
+        "scaler.unscale_(optimizer) right before clip_grad_norm_.",
     )
     CLIP_BEFORE_SYNC = (
         "clip.before_sync",
-        "Each rank clipped its own gradient before the reduction. Reduce first, then clip the "
-        "average.",
+        "Each rank clipped its own gradient before the reduction, so large replicas count too "
+        "little. The events show the clip before the last collective. Reduce first, then clip "
+        "the average: the last backward outside no_sync, then clip_grad_norm_.",
     )
     SCALE_DIFFERS = (
         "amp.scale_differs",
-        "Ranks multiply their loss by different scales. Build the scaler alike on every rank and "
-        "let all ranks see the same overflow.",
+        "Ranks multiplied their loss by different scales, and one sum holds them all. The loss "
+        "scales stand in the evidence by rank. Build the scaler alike on every rank, and let "
+        "all ranks see the same overflow: all-reduce found_inf before scaler.update().",
     )
     UNSCALE_PER_MICRO = (
         "amp.unscale_per_micro",
-        "Gradients were unscaled after each microbatch, so that early ones are divided several "
-        "times. Unscale once, after the last backward of the group.",
+        "Gradients were unscaled after each microbatch: torch's scaler raises at the second "
+        "time, a hand-written one divides early microbatches again and again. Weights then fall "
+        "by the scale from one microbatch to the one before. Call unscale_ once, after the last "
+        "backward of the group.",
     )
     DOUBLE_UNSCALE = (
         "amp.double_unscale",
-        "The gradient was divided by the loss scale twice. Unscale once: scaler.step() does it "
-        "where unscale_() was not called.",
+        "The gradient was divided by the loss scale twice. Every weight is 1/scale. Leave the "
+        "division to scaler.step(optimizer), or call scaler.unscale_(optimizer), after which it "
+        "does not divide again; do not divide by hand.",
     )
     SCALE_CHANGES_INSIDE_GROUP = (
         "amp.scale_changes_inside_group",
-        "The loss scale changed between microbatches of one group. Call scaler.update() once per "
-        "update.",
+        "The loss scale changed between microbatches of one group, and one division is for all "
+        "of them. The scales by microbatch stand in the evidence, and weights go with them. "
+        "Call scaler.update() once per update, after scaler.step(optimizer).",
     )
     LOW_PRECISION_ACCUMULATOR = (
         "prec.low_precision_accumulator",
