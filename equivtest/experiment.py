@@ -6,6 +6,7 @@ Importing this module does not import torch: pytest loads the plugin in every se
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
@@ -232,10 +233,34 @@ class Rank:
     clip_norm: float | None
     clip_value: float | None
     _autocast: Callable[[], AbstractContextManager[Any]] = field(repr=False)
+    _reported: Callable[[Any], None] | None = field(default=None, repr=False)
 
     def autocast(self) -> AbstractContextManager[Any]:
         """The precision's autocast context; nothing where the precision has none."""
         return self._autocast()
+
+    def report(self, loss: Tensor | float) -> None:
+        """Say what the loop logs as the loss of an update: once, when it logs it.
+
+        It is compared with the loss that the update has, and changes nothing. An update takes it
+        until the next one's first forward.
+
+        Args:
+            loss: a number or a tensor of one element, on any device; its value now counts.
+
+        Raises:
+            TypeError: it is neither.
+            ValueError: the tensor has more than one element.
+        """
+        if not hasattr(loss, "__float__"):
+            raise TypeError(f"rank.report({a(loss)}): pass the loss as a number or a scalar tensor")
+        if math.prod(getattr(loss, "shape", ())) != 1:
+            raise ValueError(
+                f"rank.report of a tensor of shape {tuple(loss.shape)}: "  # type: ignore[union-attr]
+                "pass one number, the loss of the update"
+            )
+        if self._reported is not None:
+            self._reported(loss)
 
     @property
     def mesh(self) -> DeviceMesh:

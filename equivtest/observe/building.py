@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.amp import GradScaler
 
-from equivtest.observe.operations import OpenOperation
+from equivtest.observe.operations import OpenCollective, OpenOperation
 from equivtest.observe.rng import RandomState
 from equivtest.observe.trace import (
     Gradients,
@@ -124,6 +124,8 @@ class OpenUpdate:
     clip_bounds: list[float] = field(default_factory=list)
     clipped_scaled: bool = False
     operations: list[OpenOperation] = field(default_factory=list)
+    collectives: list[OpenCollective] = field(default_factory=list)
+    reported: list[Tensor | float] = field(default_factory=list)
     comm_hook: str = ""
     unwrapped: frozenset[str] = frozenset()
 
@@ -159,6 +161,8 @@ class OpenUpdate:
             norm_taken=self.normed is not None,
             observed=bool(used) or not self.unseen,
             operations=tuple(one.freeze(list(used)) for one in self.operations),
+            collectives=tuple(one.freeze(list(used)) for one in self.collectives),
+            reported=tuple(map(float, self.reported)),
             comm_hook=self.comm_hook,
             unwrapped=self.unwrapped,
         )

@@ -31,7 +31,7 @@ class HandedOut:
 
     def remember(self, batch: Any, ids: tuple[int, ...]) -> Any:
         """Remember which examples ``batch`` holds, and give it back."""
-        spans = [_memory_of(leaf) for leaf in _in_memory(tree_leaves(batch))]
+        spans = [memory_of(leaf) for leaf in _in_memory(tree_leaves(batch))]
         if spans:
             self._batches.append(_Batch(batch, ids, spans))
         return batch
@@ -59,7 +59,7 @@ def _in_memory(leaves: Sequence[Any]) -> list[Tensor]:
     return [t for t in tensors if t.layout is torch.strided and t.numel()]
 
 
-def _memory_of(tensor: Tensor) -> tuple[int, int]:
+def memory_of(tensor: Tensor) -> tuple[int, int]:
     """First address of a tensor's elements, and the one after its last."""
     last = sum((n - 1) * stride for n, stride in zip(tensor.shape, tensor.stride(), strict=True))
     return tensor.data_ptr(), tensor.data_ptr() + (last + 1) * tensor.element_size()

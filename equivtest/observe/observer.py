@@ -16,25 +16,23 @@ from torch.amp import GradScaler
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import clip_grad
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LRScheduler
 from torch.optim.optimizer import (
     register_optimizer_step_post_hook,
     register_optimizer_step_pre_hook,
 )
-from torch.optim.swa_utils import AveragedModel
 from torch.utils._pytree import tree_leaves
 
 from equivtest.experiment import Loss, LossResult, Rank
-from equivtest.observe.backwards import BackwardRecording
 from equivtest.observe.building import OpenMicrobatch
 from equivtest.observe.contents import Search
 from equivtest.observe.hooks import ModuleHook, outside_transforms, recomputing
+from equivtest.observe.pacing import PacingRecording
 from equivtest.observe.patch import watched
 from equivtest.observe.rng import RandomState
 from equivtest.observe.updates import CLAMPS, NORMS
 
 
-class Observer(BackwardRecording):
+class Observer(PacingRecording):
     """Watches one rank while ``watching``; ``trace`` gives what it saw.
 
     Args:
@@ -57,6 +55,7 @@ class Observer(BackwardRecording):
         self._wrapping: bool | None = None
         self._loss = rank.loss
         rank.loss = self.watched_loss
+        rank._reported = self._on_report
 
     # -- what the loop is handed
 
@@ -128,10 +127,8 @@ class Observer(BackwardRecording):
             watched(GradScaler, "unscale_", after=self._on_unscale),
             watched(GradScaler, "step", before=self._on_attempt, after=self._on_attempted),
             watched(GradScaler, "update", after=self._on_scaler_update),
-            watched(LRScheduler, "step", after=lambda *_, **__: self._event("scheduler")),
-            watched(
-                AveragedModel, "update_parameters", after=lambda *_, **__: self._event("average")
-            ),
+            *self._watch_pacing(),
+            *self._watch_collectives(),
             watched(
                 Optimizer,
                 "zero_grad",

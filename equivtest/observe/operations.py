@@ -1,4 +1,4 @@
-"""What happened to the gradients of a group, while it is open: in order, and to whose."""
+"""What happened in a group while it is open: to whose gradients, and between the replicas."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from equivtest.observe.collectives import Call
 from equivtest.observe.hooks import in_transform
-from equivtest.observe.trace import GradientOperation
+from equivtest.observe.trace import Collective, GradientOperation
 
 CLIP_EPSILON = 1e-6
 """What ``clip_grad_norm_`` adds to the norm that it divides by."""
@@ -42,6 +43,29 @@ class OpenOperation:
             microbatches=tuple(used.index(place) for place in self.reached if place in used),
             factor=float(self.factor),
             parameters=self.parameters,
+            attempted=self.attempted,
+        )
+
+
+@dataclass(frozen=True)
+class OpenCollective:
+    """A ``Collective`` before the places of the microbatches are known that the trace keeps."""
+
+    call: Call
+    begun: int
+    phase: str
+    attempted: bool
+
+    def freeze(self, used: Sequence[int]) -> Collective:
+        call, begun = self.call, sum(place < self.begun for place in used)
+        return Collective(
+            name=call.name,
+            op=call.op,
+            dtype=call.dtype,
+            elements=call.elements,
+            parameters=call.parameters,
+            microbatch=begun - 1 if begun else None,
+            phase=self.phase,
             attempted=self.attempted,
         )
 

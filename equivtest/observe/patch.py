@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 
@@ -45,3 +45,30 @@ def watched(
         yield
     finally:
         setattr(owner, name, original)
+
+
+@contextmanager
+def outermost(
+    places: Iterable[tuple[Any, str]],
+    after: Callable[..., Any],
+    heed: Callable[..., bool] = lambda *_, **__: True,
+) -> Iterator[None]:
+    """Call ``after`` when a call of one of the functions has ended that none of them made.
+
+    Args:
+        places: owners and names.
+        heed: whether a call is one; asked as it begins.
+    """
+    within: list[bool] = []
+
+    def before(*args: Any, **kwargs: Any) -> None:
+        within.append(not within and heed(*args, **kwargs))
+
+    def ended(*args: Any, **kwargs: Any) -> None:
+        if within[-1]:
+            after(*args, **kwargs)
+
+    with ExitStack() as stack:
+        for owner, name in dict.fromkeys(places):
+            stack.enter_context(watched(owner, name, before=before, after=ended, over=within.pop))
+        yield

@@ -112,6 +112,12 @@ class ModelState:
             if p.requires_grad
         }
 
+    def held_gradients(self) -> Iterator[tuple[str, Tensor]]:
+        """The gradients themselves, not copies, of parameters as they were last named."""
+        for name, p in self._last_named:
+            if p.grad is not None:
+                yield name, p.grad
+
     def gradient_versions(self) -> list[tuple[int, int] | None]:
         """What changes with every change of a gradient."""
         held = (p.grad for _, p in self._named())

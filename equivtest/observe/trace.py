@@ -74,8 +74,9 @@ class Collective:
     Attributes:
         name: ``all_reduce``, ``all_gather``, ``broadcast``, ...
         op: of a reduction, ``sum``, ``avg``, ``max``, ...; empty for others.
-        dtype, elements: of what it sent.
-        parameters: names of those whose gradients lie in the memory that it worked on.
+        dtype, elements: of what it sent (``float32``).
+        parameters: names of those whose gradients it sent: in their own memory or, one after the
+            other, as a copy, perhaps in another dtype or times a number.
         microbatch: the last one that had begun; None before the first.
         phase: ``forward`` (from a forward to its backward), ``backward`` (inside one: a hook) or
             ``after`` a backward.
@@ -100,7 +101,8 @@ class GradientOperation:
     Attributes:
         kind: ``backward``, ``reduce`` (by the wrapper, at the end of a backward), ``zero``
             (``zero_grad`` of an optimizer or a module, where it found a gradient), ``clip`` (by
-            norm), ``clamp`` (a clip by value) or ``unscale``.
+            norm), ``clamp`` (a clip by value), ``unscale``, or ``collective``: outside a backward
+            Python called one that makes a sum or an average of gradients.
         microbatch: the last one that had begun; None before the first.
         microbatches: of a backward, those that it reached.
         factor: what a clip by norm or an unscale multiplied gradients by; 1 for others.
