@@ -536,6 +536,12 @@ class Cause(StrEnum):
         "Microbatches draw the same random numbers for other examples. Seed once, before the first "
         "forward, and leave the generators alone in the loop.",
     )
+    MODE_CHANGED = (
+        "mode.changed",
+        "Modules ran in another mode than model() left them in: eval() turns dropout off and lets "
+        "BatchNorm use its running statistics, train() does the opposite. Put the model back into "
+        "the mode it is trained in before the first forward, after every evaluation.",
+    )
     GATHER_NO_GRAD = (
         "loss.gather_no_grad",
         "Features are gathered from the replicas without a gradient: only the own part trains the "

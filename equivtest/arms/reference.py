@@ -112,10 +112,17 @@ class Reference:
         loss_scale: float,
         keep: bool = False,
         apart: bool = False,
+        as_built: bool = False,
     ) -> Replay:
-        """The plan's microbatches in the case's precision, with the candidate's root factors."""
+        """The plan's microbatches in the case's precision, with the candidate's root factors.
+
+        Args:
+            as_built: in the modes that ``model()`` leaves its modules in, whatever the loop's.
+        """
         self._note(f"the replay of update {update}")
         seen: Any = [trace.updates[update].microbatches for trace in traces]
+        if as_built:
+            seen = [[replace(m, switched=frozenset()) for m in replica] for replica in seen]
         run = rounds(self.bench.module, group)
         if run is not group:
             start, seen = as_one(start, seen)
@@ -273,10 +280,11 @@ class Reference:
 def drawn(
     seen: Sequence[Sequence[MicrobatchTrace]] | None,
 ) -> list[list[MicrobatchTrace]] | None:
-    """What the microbatches drew and were sent, without the factors that the loop gave them."""
+    """What the microbatches drew and were sent, without the loop's own factors and modes."""
     if seen is None:
         return None
-    return [[replace(m, factors=()) for m in replica] for replica in seen]
+    plain: dict[str, Any] = {"factors": (), "switched": frozenset()}
+    return [[replace(m, **plain) for m in replica] for replica in seen]
 
 
 def _state_of(module: nn.Module) -> State:

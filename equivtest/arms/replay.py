@@ -1,7 +1,8 @@
 """The replay arm: the plan's microbatches in the plan's order, one process, no wrapper.
 
 It shares the bits of every microbatch's gradient with the candidate: the same dtype, the same
-operations, the root factor that the loop used, the random numbers that its forward drew. What the
+operations, the root factor that the loop used, the random numbers that its forward drew, the modes
+(train or eval) that its modules were in. What the
 factor should have been is put right afterwards, in float64.
 """
 
@@ -18,6 +19,7 @@ from torch import Tensor
 
 from equivtest.arms.bench import Bench, Factor, Pass
 from equivtest.arms.broadcasts import Broadcasts
+from equivtest.arms.modes import switched
 from equivtest.arms.summing import Apart, Sums, reductions_of
 from equivtest.batches import Counts, denominator
 from equivtest.distance import MaybeTensors, accumulate, norms
@@ -115,8 +117,8 @@ def replay(
     """Run the group's microbatches.
 
     Args:
-        seen: the candidate's microbatches by replica, whose factors, random numbers and broadcasts
-            are taken; without them the factors are the expected ones.
+        seen: the candidate's microbatches by replica, whose factors, random numbers, modes and
+            broadcasts are taken; without them the factors are the expected ones.
         loss_scale: what a scaler multiplied the loss by.
         keep: keep each microbatch's contribution.
         around: entered around each microbatch.
@@ -198,7 +200,8 @@ class _Replaying:
         if seen is not None and seen.rng is not None:
             seen.rng.restore()
         ids = self.group.ids[r][k]
-        with self._reached_by(r, seen), self.around(ids):
+        modes = switched(self.bench.module, () if seen is None else seen.switched)
+        with self._reached_by(r, seen), self.around(ids), modes:
             return self.bench.run(self.batches(ids), factors)
 
     def _reached_by(self, r: int, seen: MicrobatchTrace | None) -> AbstractContextManager[None]:

@@ -57,6 +57,11 @@ class UpdateArms:
         """A forward drew random numbers: what they changed here may be this update's alone."""
         return any(m.rng is not None for replica in self.microbatches for m in replica)
 
+    @property
+    def switched(self) -> frozenset[str]:
+        """Modules that ran in another mode than ``model()`` left them in."""
+        return frozenset().union(*(m.switched for replica in self.microbatches for m in replica))
+
     @cached_property
     def names(self) -> list[str]:
         """Of the parameters, by position."""
@@ -84,10 +89,20 @@ class UpdateArms:
     def replay(self) -> Replay:
         return self.replayed()
 
-    def replayed(self, *, keep: bool = False, apart: bool = False) -> Replay:
-        """The replay again, with its microbatches' gradients kept or its sums taken apart."""
+    def replayed(
+        self, *, keep: bool = False, apart: bool = False, as_built: bool = False
+    ) -> Replay:
+        """The replay again: with its microbatches' gradients kept, with its sums taken apart, or
+        in the modes that ``model()`` leaves its modules in."""
         return self.reference.replay(
-            self.group, self.start, self.traces, self.u, self.loss_scale, keep=keep, apart=apart
+            self.group,
+            self.start,
+            self.traces,
+            self.u,
+            self.loss_scale,
+            keep=keep,
+            apart=apart,
+            as_built=as_built,
         )
 
     @property

@@ -43,6 +43,7 @@ from equivtest.compare.verdict import Finding
 from equivtest.compare.weights import Weights, fit
 from equivtest.diagnose.diagnosis import Diagnosis
 from equivtest.diagnose.gathering import gathered
+from equivtest.diagnose.modes import changed_modes
 from equivtest.diagnose.precision import low_sums
 from equivtest.diagnose.randomness import repeated
 from equivtest.distance import MaybeTensors, norm
@@ -125,6 +126,7 @@ class _UpdateJudge:
         )
         left_out = self._overflowing() | self._unheld()
         a = self._loop(left_out)
+        self.diagnoses += changed_modes(arms)
         self.findings += frozen(u, self.seen, arms.names)
         judged = not all(one.skipped for one in a)
         c, rows = self._compared(a, always_oracle) if judged else (None, ())
@@ -330,8 +332,9 @@ class _UpdateJudge:
             scale=arms.replay.loss_sum,
             oracle=None if c is None else arms.oracle.loss,
             large=None if c is None else arms.large.loss,
-            # Of one microbatch, which no cut changes, the oracle draws numbers of its own.
-            split_right=c is None or not (c.split_failures or c.drew or arms.drew),
+            # Of one microbatch, which no cut changes, the oracle draws numbers of its own; and it
+            # runs in the modes that the model was built in.
+            split_right=c is None or not (c.split_failures or c.drew or arms.drew or arms.switched),
         )
         findings, notes = beside.losses(arms.u, values, arms.case.precision)
         if findings and c is not None:

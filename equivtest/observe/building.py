@@ -51,6 +51,7 @@ class OpenMicrobatch:
     scale: Tensor | float | None = None
     backward: int | None = None
     drew: frozenset[str] = frozenset()
+    switched: frozenset[str] = frozenset()
     awaited: bool = False
     reached: bool = False
     ended: bool = False
@@ -77,6 +78,7 @@ class OpenMicrobatch:
             factors=tuple(self.factors),
             rng=self.rng if self.drew else None,
             drew=self.drew,
+            switched=self.switched,
             dtypes=() if self.hidden else tuple(sorted(str(dtype) for dtype in self.dtypes)),
             reduces=self.reduces,
             reduction=self.reduction,

@@ -192,6 +192,7 @@ class Observer(PacingRecording):
         current.forwards += 1
         current.bare += not self._inside_wrapper
         current.reduces |= bool(self._wrapping)
+        current.switched |= self._model.switched()
         self._event("forward")
 
     def _tell_contents(self, ids: tuple[int, ...] | None, received: Any, whole: bool) -> None:

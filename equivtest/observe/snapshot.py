@@ -50,6 +50,7 @@ class ModelState:
         self._snapshots = Snapshots()
         self._known: dict[str, Tensor] = {}
         self._name()
+        self._built = [(part, part.training) for part in self._tree]
 
     def _named(self) -> list[tuple[str, Tensor]]:
         """The parameters, named anew where a loop has replaced one, or a module."""
@@ -77,6 +78,14 @@ class ModelState:
             if isinstance(parameter, nn.Parameter):
                 self._known[name] = parameter
             yield name, self._known.get(name, parameter)
+
+    def switched(self) -> frozenset[str]:
+        """Names of modules in another mode (train or eval) than at first."""
+        odd = {id(part) for part, training in self._built if part.training is not training}
+        if not odd:
+            return frozenset()
+        named = self._module.named_modules(remove_duplicate=False)
+        return frozenset(name for name, part in named if id(part) in odd)
 
     def names(self) -> dict[int, str]:
         """Parameter names by the parameter's ``id``."""

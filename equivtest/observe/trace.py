@@ -129,6 +129,7 @@ class MicrobatchTrace:
             or None where none did.
         rng: the generators' state before the forward, where the forward drew from one; ``drew``
             are those that it drew from (names of attributes of ``rng``).
+        switched: modules that ran in another mode (train or eval) than ``model()`` left them in.
         dtypes: floating dtypes that autograd saved in the forward and that it gave; empty where
             they were not seen.
         reduces: the wrapper would reduce with this microbatch's backward: it was called, and its
@@ -163,6 +164,7 @@ class MicrobatchTrace:
     factors: tuple[float | None, ...] = ()
     rng: RandomState | None = None
     drew: frozenset[str] = frozenset()
+    switched: frozenset[str] = frozenset()
     dtypes: tuple[str, ...] = ()
     reduces: bool = False
     reduction: Reduction | None = None
