@@ -1,7 +1,9 @@
-"""Four small experiments for the planted faults, each with something that the others lack.
+"""Small experiments for the planted faults, each with something that the others lack.
 
-Microbatches of all of them count unequally, so that what the loss is divided by shows.
+Microbatches of most of them count unequally, so that what the loss is divided by shows.
 """
+
+from itertools import product
 
 import torch
 from torch import nn
@@ -10,6 +12,7 @@ from torch.nn.utils.rnn import pad_sequence
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from equivtest import Experiment, Loss, Plan
+from equivtest.faults.losses import pairs
 
 EXAMPLES = 48  # two groups of 24
 IGNORED = -100
@@ -200,4 +203,24 @@ by_row = Experiment(
     name="by_row",
 )
 
-EXPERIMENTS = (ragged, regression, two_terms, by_row)
+# -- for what needs random numbers, or features of other replicas
+
+dropping = Experiment(
+    model=lambda: nn.Sequential(nn.Linear(5, 16), nn.GELU(), nn.Dropout(0.2), nn.Linear(16, 6)),
+    data=rows(),
+    loss=row_loss,
+    count=lambda batch: len(batch["x"]),
+    optimizer=lambda model: torch.optim.SGD(model.parameters(), lr=0.05),
+    scaler=small_scaler,
+    name="dropping",
+)
+
+contrastive = pairs(examples=EXAMPLES, scaler=small_scaler, name="contrastive")
+
+EVERYWHERE = tuple(product((ragged, regression, two_terms, by_row), PLANS))
+
+SETTINGS = {
+    "rng": tuple((dropping, plan) for plan in PLANS),
+    "loss": ((contrastive, Plan(12, 1, 2)), (contrastive, Plan(8, 1, 3))),
+}
+"""Experiments and plans by family of causes; ``EVERYWHERE`` for the others."""
