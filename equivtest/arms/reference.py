@@ -156,7 +156,7 @@ class Reference:
         if oracle.drew or any(m.rng is not None for replica in seen for m in replica):
             return self._replayed64(group, start, seen)
         if not any(start.buffers):
-            return oracle.cut(tuple(sorted({ids for replica in group.ids for ids in replica})))
+            return oracle.cut(tuple(sorted(ids for replica in group.ids for ids in replica)))
         key = ("split", group.ids, group.counted, self._fingerprints(start))
         return self._kept.recent(key, lambda: self._replayed64(group, start))
 

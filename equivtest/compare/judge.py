@@ -25,7 +25,7 @@ from equivtest.compare.tables import TensorRow
 from equivtest.compare.telling import telling
 from equivtest.compare.update import Judged
 from equivtest.compare.updates import UpdatesJudge
-from equivtest.compare.used import examples, order_notes, told_apart
+from equivtest.compare.used import audit, examples, order_notes, told_apart, without
 from equivtest.compare.verdict import Failure, Finding, Status, Verdict
 from equivtest.diagnose import naming
 from equivtest.diagnose.evidence import Evidence, UpdateEvidence
@@ -74,7 +74,7 @@ def _verdict(
     evidence = Evidence(
         experiment,
         case,
-        traces,
+        without(traces, judge.as_planned) if judge.as_planned else traces,
         [_evidence(reference, case, judge.case, judged) for judged in updates],
         findings,
     )
@@ -85,7 +85,8 @@ def _verdict(
     weight_seen = next((j.smallest_weight_seen for j in updates if j.smallest_weight_seen), None)
     notes = [note for judged in updates for note in judged.notes] + parameters.notes
     notes += [note for trace in traces for note in planned.unobserved(trace)]
-    notes += order_notes(case, traces, judge.as_planned)
+    if not any(one.cause.partition(".")[0] in ("data", "window") for one in diagnoses):
+        notes += order_notes(case, traces, judge.as_planned)
     notes += never_applied(traces[0])
     notes += naming.notes(diagnoses)
     return Verdict(
@@ -100,6 +101,7 @@ def _verdict(
         weight_rows=tuple(row for judged in updates for row in judged.weights),
         ranks=ranks,
         events=event_rows(traces),
+        examples=audit(case, traces),
     )
 
 

@@ -128,6 +128,25 @@ class EventRow:
     detail: str = ""
 
 
+@dataclass(frozen=True)
+class ExampleRow:
+    """Which examples one microbatch of one replica received.
+
+    Attributes:
+        ids: in the order of the batch; None where they are unknown.
+        planned: ids that the plan deals to this microbatch; None where it has none there.
+        by_contents: ``ids`` were told by their contents: the batch came from a loader of the
+            loop's own, or was copied.
+    """
+
+    update: int
+    replica: int
+    microbatch: int
+    ids: tuple[int, ...] | None
+    planned: tuple[int, ...] | None
+    by_contents: bool = False
+
+
 def _ratio(distance: float | None, tolerance: float | None) -> float | None:
     if distance is None or tolerance is None:
         return None

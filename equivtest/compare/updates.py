@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from equivtest.arms.case import Case
@@ -14,8 +14,9 @@ from equivtest.compare.decay import decayed_between
 from equivtest.compare.each import one_by_one
 from equivtest.compare.tables import SourceRow
 from equivtest.compare.update import Judged, judge_update
-from equivtest.compare.used import beside_the_plan, used_groups
+from equivtest.compare.used import beside_the_plan, misused, used_groups
 from equivtest.observe.trace import Trace
+from equivtest.plan import GroupLayout
 
 
 class UpdatesJudge:
@@ -33,6 +34,7 @@ class UpdatesJudge:
     ) -> None:
         self._reference, self._planned, self._traces, self._clip = reference, case, traces, clip
         self._shapes: set[object] = set()
+        self._odd = misused(case, traces)
         groups = one_by_one(case, traces) or used_groups(case, traces)
         self.case = replace(case, groups=groups)
         self.as_planned: list[int] = []
@@ -53,17 +55,36 @@ class UpdatesJudge:
             again = self._judged(moving, known_sources, oracle=False)
             if moving.replay.shared > arms.replay.shared or _beside(again) < _beside(judged):
                 judged = again
-        planned, used = self._planned.groups[u], self.case.groups[u]
-        if _differs(judged) and beside_the_plan(planned, used):
-            by_plan = self._judged(self._arms(self._planned, u), known_sources)
-            if not _differs(by_plan):
-                judged = by_plan
-                self.as_planned.append(u)
-                groups = (*self.case.groups[:u], planned, *self.case.groups[u + 1 :])
-                self.case = replace(self.case, groups=groups)
+        if _differs(judged):
+            judged = self._otherwise(u, known_sources) or judged
         if judged.oracle is not None:
             self._shapes.add(self.case.groups[u].shape)
         return judged
+
+    def _otherwise(self, u: int, known_sources: Sequence[SourceRow]) -> Judged | None:
+        """The update as it is right, where it is on what else it may have been meant to use."""
+        for group in self._others(u):
+            groups = (*self.case.groups[:u], group, *self.case.groups[u + 1 :])
+            other = replace(self.case, groups=groups)
+            judged = self._judged(self._arms(other, u), known_sources)
+            if not _differs(judged):
+                self.case = other
+                self.as_planned += [u] if group is self._planned.groups[u] else []
+                return judged
+        return None
+
+    def _others(self, u: int) -> Iterator[GroupLayout]:
+        """What else the gradient of an update may be that used other examples than the plan's.
+
+        The plan's own; or, where examples came twice or never, what was used divided by the plan's
+        count: that loop has one fault, and not another denominator.
+        """
+        planned, used = self._planned.groups[u], self.case.groups[u]
+        if used.counted or not beside_the_plan(planned, used):
+            return
+        yield planned
+        if u in self._odd and self._reference.total(planned) != self._reference.total(used):
+            yield replace(used, counted=planned.flat)
 
     def _arms(self, case: Case, u: int) -> UpdateArms:
         return UpdateArms(self._reference, case, self._traces, u)

@@ -15,6 +15,7 @@ from equivtest.arms.case import Case
 from equivtest.causes import Cause
 from equivtest.compare import planned
 from equivtest.compare.planned import some
+from equivtest.compare.tables import ExampleRow
 from equivtest.compare.verdict import Finding
 from equivtest.observe.trace import MicrobatchTrace, Trace, UpdateTrace
 from equivtest.plan import GroupLayout
@@ -108,6 +109,50 @@ def examples(
         problem = epoch.problem
         if problem:
             yield Finding(Cause.EXAMPLES, f"{epoch.where}, {problem}", update=epoch.first_odd)
+
+
+def misused(case: Case, traces: Sequence[Trace]) -> set[int]:
+    """Updates of epochs that use an example twice or never, or of a loop that has others' batches.
+
+    An order of the loop's own is none.
+    """
+    seen = received(case, traces)
+    if not any(one.own for one in seen):
+        return {
+            u for u, (g, one) in enumerate(zip(case.groups, seen, strict=False)) if _foreign(g, one)
+        }
+    return {g.update for epoch in _epochs(case, seen) if epoch.problem for g in epoch.groups}
+
+
+def without(traces: Sequence[Trace], updates: Collection[int]) -> list[Trace]:
+    """The traces with the examples of these updates unknown: what came there says nothing."""
+    return [
+        replace(
+            trace,
+            updates=tuple(
+                replace(one, microbatches=tuple(replace(m, ids=None) for m in one.microbatches))
+                if u in updates
+                else one
+                for u, one in enumerate(trace.updates)
+            ),
+        )
+        for trace in traces
+    ]
+
+
+def audit(case: Case, traces: Sequence[Trace]) -> tuple[ExampleRow, ...]:
+    """Which examples each microbatch received beside those that the plan deals to it."""
+    return tuple(
+        ExampleRow(u, trace.rank, k, m.ids, _dealt(case, trace.rank, u, k), m.by_contents)
+        for trace in traces
+        for u, update in enumerate(trace.updates)
+        for k, m in enumerate(update.microbatches)
+    )
+
+
+def _dealt(case: Case, rank: int, u: int, k: int) -> Ids | None:
+    own = case.groups[u].ids[rank] if u < len(case.groups) else ()
+    return own[k] if k < len(own) else None
 
 
 def order_notes(

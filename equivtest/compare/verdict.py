@@ -9,7 +9,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING
 
 from equivtest.causes import Cause
-from equivtest.compare.tables import EventRow, SourceRow, TensorRow, UpdateRow
+from equivtest.compare.tables import EventRow, ExampleRow, SourceRow, TensorRow, UpdateRow
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -113,6 +113,7 @@ class Verdict:
             none was.
         ranks: for each rank, whether it agrees with rank 0, in a sentence.
         events: what each rank did, in order.
+        examples: which examples each microbatch received, beside the plan's.
         card: the final sheet.
     """
 
@@ -127,6 +128,7 @@ class Verdict:
     remainder: float | None = None
     ranks: tuple[str, ...] = ()
     events: tuple[EventRow, ...] = ()
+    examples: tuple[ExampleRow, ...] = ()
     failure: Failure | None = None
     expect: tuple[str, ...] = ("equivalent",)
     duration_s: float = 0.0

@@ -8,6 +8,7 @@ from dataclasses import replace
 from equivtest.causes import Kind
 from equivtest.compare.verdict import Finding
 from equivtest.diagnose.counter import counter_frozen
+from equivtest.diagnose.data import data
 from equivtest.diagnose.decay import decay_per_microbatch
 from equivtest.diagnose.diagnosis import Diagnosis
 from equivtest.diagnose.evidence import Evidence
@@ -15,6 +16,7 @@ from equivtest.diagnose.memory import costs
 from equivtest.diagnose.per_microbatch import update_per_microbatch
 from equivtest.diagnose.schedule import schedule
 from equivtest.diagnose.state import average
+from equivtest.diagnose.windows import windows
 
 Family = Callable[[Evidence], Iterator[Diagnosis]]
 
@@ -22,9 +24,11 @@ FAMILIES: tuple[Family, ...] = (
     average,
     costs,
     counter_frozen,
+    data,
     decay_per_microbatch,
     schedule,
     update_per_microbatch,
+    windows,
 )
 """Those that need no tensors; the others speak while an update is judged."""
 
