@@ -420,10 +420,17 @@ def average_of_ten(rank: Rank) -> None:
     rank.average.n_averaged += 1
 
 
-@pytest.mark.parametrize("average", [nothing, average_twice, average_of_ten])
-def test_an_average_that_is_moved_otherwise(average: Loop) -> None:
+@pytest.mark.parametrize(
+    ("average", "cause"),
+    [
+        (nothing, "state.ema_never"),
+        (average_twice, "differs.state"),
+        (average_of_ten, "differs.state"),
+    ],
+)
+def test_an_average_that_is_moved_otherwise(average: Loop, cause: str) -> None:
     verdict = judged(case("test_wines").averaged, a_loop(average=average))
-    assert verdict.causes == ("differs.state",), verdict.explain()
+    assert verdict.causes == (cause,), verdict.explain()
 
 
 def by_a_full_groups_count(loss: Loss, group: Group) -> Tensor:

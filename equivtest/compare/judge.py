@@ -16,6 +16,7 @@ from equivtest.calling import blaming
 from equivtest.causes import Kind, kind_of
 from equivtest.compare import planned
 from equivtest.compare.alike import alike
+from equivtest.compare.apart import decided_apart
 from equivtest.compare.card import card_of, event_rows, planned_card
 from equivtest.compare.clip import clip_of
 from equivtest.compare.continuity import agreement, continuity
@@ -60,7 +61,7 @@ def _verdict(
     judge = UpdatesJudge(reference, case, traces, clip_of(experiment, case.device))
     parameters = ParameterJudge(reference, experiment, judge.case, traces[0])
     updates: list[Judged] = []
-    for u in range(min([len(case.groups), *(len(trace.updates) for trace in traces)])):
+    for u in range(_comparable(case, traces)):
         judged = judge.judge(u, source_rows(_explained(updates)), parameters.decay)
         updates.append(judged)
         findings += [*judged.findings, *parameters.judge(u, judged.seen[0], judged.oracle)]
@@ -103,6 +104,13 @@ def _verdict(
         events=event_rows(traces),
         examples=audit(case, traces),
     )
+
+
+def _comparable(case: Case, traces: Sequence[Trace]) -> int:
+    """Updates that the plan and every rank have, as long as ranks decide alike on them."""
+    apart = decided_apart(case, traces)
+    both = min([len(case.groups), *(len(trace.updates) for trace in traces)])
+    return both if apart is None else min(both, apart.judged)
 
 
 def _evidence(reference: Reference, case: Case, as_used: Case, judged: Judged) -> UpdateEvidence:

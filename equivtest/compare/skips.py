@@ -107,7 +107,10 @@ def _skip_findings(
 ) -> Iterator[tuple[Cause, str]]:
     if len(set(applied)) > 1:
         who = [rank for rank, a in enumerate(applied) if not a]
-        yield Cause.SKIP, f"ranks {who} skipped update {u} and the others applied it"
+        yield (
+            Cause.RANK_LOCAL_DECISION,
+            f"ranks {who} skipped update {u} and the others applied it",
+        )
     if not candidate_finite and any(applied):
         yield Cause.NONFINITE, f"update {u} was applied with a gradient that is not finite"
     elif not candidate_finite and replay_finite:
@@ -119,7 +122,7 @@ def _skip_findings(
         yield Cause.SKIP, f"update {u} was skipped although its gradient is finite"
     elif replaced and any(applied):
         yield (
-            Cause.SKIP,
+            Cause.UPDATE_ON_ZERO,
             f"update {u} was applied, and the gradient of {replaced[0]!r} overflows in a "
             "microbatch: the loop replaced what is not finite, where the update must be skipped",
         )

@@ -15,6 +15,7 @@ from equivtest.diagnose.evidence import Evidence
 from equivtest.diagnose.memory import costs
 from equivtest.diagnose.per_microbatch import update_per_microbatch
 from equivtest.diagnose.schedule import schedule
+from equivtest.diagnose.skip import rank_local_decision
 from equivtest.diagnose.state import average
 from equivtest.diagnose.windows import windows
 
@@ -26,6 +27,7 @@ FAMILIES: tuple[Family, ...] = (
     counter_frozen,
     data,
     decay_per_microbatch,
+    rank_local_decision,
     schedule,
     update_per_microbatch,
     windows,

@@ -68,7 +68,7 @@ def schedule(evidence: Evidence) -> Iterator[Diagnosis]:
     """What moves a schedule whose values are not those that are due."""
     findings = evidence.found(Cause.HYPERPARAMETERS)
     no_optimizer = any(finding.tensor is None for finding in findings)
-    if not findings or no_optimizer or evidence.experiment.scheduler is None:
+    if not (findings and evidence.updates) or no_optimizer or evidence.experiment.scheduler is None:
         return
     counts, all_seen = _counts(evidence), _seen(evidence)
     expected = optimizers_of(evidence)
@@ -108,7 +108,6 @@ def hypotheses(counts: Counts) -> list[Moves]:
             "it moves before the update that it should follow",
         ),
         *_other_units(counts),
-        *_per_microbatch(counts),
     ]
     if D > 1:
         own, many = (Cause.SCHED_PER_PROCESS,), f"it moves D={D} times"
@@ -117,6 +116,7 @@ def hypotheses(counts: Counts) -> list[Moves]:
             at = tuple(D * u for u in range(len(due)))
             what = f"{many} per update, skipped or not"
             found.append(Moves((*own, Cause.STEPS_ON_SKIP), at, what))
+    found += _per_microbatch(counts)
     return [moves for moves in found if moves.at != due]
 
 
