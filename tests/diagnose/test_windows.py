@@ -88,6 +88,12 @@ class TestNamed:
         verdict = check(short(data, plan), plan, drops(2, plan.A), precision)
         assert causes(verdict) == ["window.tail_dropped"]
 
+    def test_a_tail_that_is_run_and_cleared_is_dropped(
+        self, data: str, plan: Plan, precision: str
+    ) -> None:
+        verdict = check(short(data, plan), plan, clears_first, precision)
+        assert causes(verdict) == ["window.tail_dropped"]
+
     def test_the_plans_tail_leaks(self, data: str, plan: Plan, precision: str) -> None:
         verdict = check(short(data, plan), plan, tail_leaks, precision)
         assert causes(verdict) == ["window.tail_leaks"]

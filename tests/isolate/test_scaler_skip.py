@@ -355,5 +355,7 @@ def zeroes_what_overflows(rank: Rank) -> None:
 def test_an_update_on_zeros_where_a_gradient_overflows_is_a_fault() -> None:
     assert 2000 * FACTOR > LARGEST
     verdict = check(branches({0: 2000.0}, 4), Plan(1, 4, 1), zeroes_what_overflows)
-    assert (verdict.status, verdict.causes) == ("fault", ("skip.update_on_zero",)), verdict.explain()
+    assert (verdict.status, verdict.causes) == ("fault", ("skip.update_on_zero",)), (
+        verdict.explain()
+    )
     assert "the gradient of 'a.weight' overflows in a microbatch" in verdict.findings[0].text

@@ -7,12 +7,17 @@ from typing import Any
 
 import pytest
 import torch
+from ranks import a_rank, weight
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
-from torch.utils.data import default_collate
+from torch.utils.data import DataLoader, default_collate
+from watching import groups
 
+from equivtest import Rank
+from equivtest.loops import accumulate
 from equivtest.observe import contents
 from equivtest.observe.contents import Contents, Search
+from equivtest.observe.observer import Observer
 
 POINTS = [{"x": torch.tensor([i, i * i, 1.0]), "y": torch.tensor(i % 2)} for i in range(8)]
 LINES = [torch.tensor(line) for line in ([1, 2, 3], [4], [1, 2], [5, 6, 7, 8], [9, 9])]
@@ -192,3 +197,68 @@ def test_data_that_cannot_be_read_leaves_examples_unknown() -> None:
 
     told = search(Broken())  # type: ignore[arg-type]
     assert told.examples(torch.zeros(1, 3), whole=True) is None
+
+
+# -- in the observer
+
+
+def drawing(rank: Rank) -> None:
+    """A loop with a loader and a forward that draw from the global generators."""
+    for _ in range(2):
+        for batch in DataLoader(rank.dataset, batch_size=2, shuffle=True):  # type: ignore[arg-type]
+            out = rank.model(torch.nn.functional.dropout(batch.clone(), 0.5))
+            out.square().sum().backward()
+        rank.optimizer.step()
+        rank.optimizer.zero_grad()
+
+
+def test_a_search_changes_no_bit_of_what_the_loop_computes() -> None:
+    left = []
+    for searched in (False, True):
+        data = [torch.tensor([0.5 + i]) for i in range(6)]
+        torch.manual_seed(3)
+        rank = a_rank(weight(1.0), dataset=data)
+        observer = Observer(rank, [3, 3], lambda _: None, search(data) if searched else None)
+        with observer.watching():
+            drawing(rank)
+        left.append((rank.module.weight.detach().clone(), torch.get_rng_state()))
+    (bare, state), (found, same) = left
+    assert torch.equal(bare, found)
+    assert torch.equal(state, same)
+
+
+def own(change: Any) -> list[list[tuple[int, ...] | None]]:
+    """Ids by update and microbatch of a loop that shows the model ``change(batch)``."""
+    data = [torch.tensor([0.5 + i]) for i in range(4)]
+    rank = a_rank(weight(1.0), dataset=data)
+
+    def loop() -> None:
+        for batch in DataLoader(rank.dataset, batch_size=2):  # type: ignore[arg-type]
+            sum(rank.model(part).sum() for part in change(batch)).backward()
+        rank.optimizer.step()
+
+    observer = Observer(rank, [2], lambda _: None, search(data))
+    with observer.watching():
+        loop()
+    return [[m.ids for m in u.microbatches] for u in observer.trace().updates]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [lambda b: [b], lambda b: [b, b], lambda b: [b[:1], b[1:]], lambda b: [b, b + 0.1]],
+    ids=["once", "twice", "in parts", "beside another"],
+)
+def test_a_microbatch_is_one_however_the_model_is_shown_it(change: Any) -> None:
+    assert own(change) == [[(0, 1), (2, 3)]]
+
+
+def test_what_is_told_by_memory_is_not_searched() -> None:
+    data = Augmented()
+    rank = a_rank(weight())
+    observer = Observer(rank, [1], lambda _: None, search(data))  # type: ignore[arg-type]
+    rank.groups = groups([[torch.ones(2, 1)]], observer.fetched)
+    with observer.watching():
+        accumulate(rank)
+    (update,) = observer.trace().updates
+    assert [(m.ids, m.by_contents) for m in update.microbatches] == [((0, 1), False)]
+    assert data.reads == 0
