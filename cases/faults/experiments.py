@@ -157,7 +157,7 @@ class Pictures(nn.Module):
 
 def picture_loss(model, batch):
     kind, pixels = model(batch)
-    wrong = (pixels - batch["x"]).square()[batch["masked"]]
+    wrong = (pixels - batch["x"]).square() * batch["masked"]
     return {
         "kind": Loss(
             cross_entropy(kind, batch["kind"].long(), reduction="sum"), count=len(batch["kind"])
