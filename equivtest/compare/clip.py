@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from equivtest.causes import Cause
-from equivtest.compare.continuity import all_same
+from equivtest.compare.continuity import all_same, same_values
 from equivtest.compare.norm_clip import NormClip
 from equivtest.compare.value_clip import ValueClip
 from equivtest.compare.verdict import Finding
@@ -42,8 +42,23 @@ def judge_clip(u: int, update: UpdateTrace, clip: Clip | None) -> Iterator[Findi
         Cause.CLIP_MISSING if missing else Cause.CLIP,
         f"{clip.size(update)} before update {u}, the bound {clip.bound:g}, and it "
         + ("was not clipped" if missing else f"is {off:.3g} away from the clipped one")
-        + ("; the clip was called before unscale" if update.clipped_scaled else ""),
+        + ("" if missing else _otherwise(update, clip)),
         update=u,
         distance=off,
         tolerance=allowed,
     )
+
+
+def _otherwise(update: UpdateTrace, clip: Clip) -> str:
+    """What is seen of a clip that left something else."""
+    bounds = sorted(set(update.clip_bounds))
+    told = []
+    if update.clipped_scaled:
+        told.append("the clip was called before unscale")
+    elif bounds and bounds != [clip.bound]:
+        told.append(f"the loop's clip had the bound {', '.join(f'{b:g}' for b in bounds)}")
+    held = [n for n, g in update.gradient.items() if g is not None]
+    left = [n for n in held if same_values(update.clipped.get(n), update.gradient[n])]
+    if 0 < len(left) < len(held):
+        told.append(f"{len(left)} of {len(held)} tensors were not touched ({left[0]!r} first)")
+    return "".join(f"; {text}" for text in told)

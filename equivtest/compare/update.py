@@ -41,6 +41,7 @@ from equivtest.compare.telling import (
 from equivtest.compare.together import states_together, together, together_note
 from equivtest.compare.verdict import Finding
 from equivtest.compare.weights import Weights, fit
+from equivtest.diagnose.clip import clipped_alone
 from equivtest.diagnose.diagnosis import Diagnosis
 from equivtest.diagnose.gathering import gathered
 from equivtest.diagnose.modes import changed_modes
@@ -202,13 +203,25 @@ class _UpdateJudge:
             return a
         clipped = by_hand(self.clip, self.seen, arms.names, arms.replay, against)
         if clipped is None:
-            return self._low_sums(a, against)
+            return self._low_sums(self._clipped_alone(a, against), against)
         self.seen = clipped.seen
         self.notes += [f"update {arms.u}: {clipped.note}"] if clipped.note else []
         return clipped.a
 
+    def _clipped_alone(self, a: list[AgainstReplay], against: Against) -> list[AgainstReplay]:
+        """Comparison A of what replicas that clip alone would have reduced."""
+        told = clipped_alone(self.arms.u, self.clip, self.seen)
+        if told is None:
+            return a
+        self.seen = told.seen
+        self.diagnoses += [told.diagnosis] if told.diagnosis else []
+        self.notes += [told.note] if told.note else []
+        return against(self.gradients, self.arms.replay)
+
     def _low_sums(self, a: list[AgainstReplay], against: Against) -> list[AgainstReplay]:
         """Comparison A without what sums in a low dtype lose, where the loop takes them."""
+        if all(one.within for one in a):
+            return a
         kept = self.arms.replayed(keep=True)
         low = low_sums(self.arms.u, self.gradients, kept, self.seen)
         if low is None:

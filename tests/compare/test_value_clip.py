@@ -340,7 +340,7 @@ def test_a_clip_before_unscale_is_named() -> None:
         finish(rank)
 
     verdict = check(updating(update), "fp16-mixed")
-    assert verdict.causes == ("differs.clip",)
+    assert verdict.causes == ("clip.before_unscale",)
     assert "called before unscale" in verdict.findings[0].text
 
 

@@ -10,8 +10,8 @@ import pytest
 import torch
 import torch.distributed as dist
 from diagnose.ragged import PLAN, ragged
+from faults.probes import readout
 from meta.pieces import averaged, backward, finish, reducing_last, right
-from meta.test_probes import readout
 from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
 from torch.nn.parallel import DistributedDataParallel
