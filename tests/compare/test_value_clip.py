@@ -341,7 +341,7 @@ def test_a_clip_before_unscale_is_named() -> None:
 
     verdict = check(updating(update), "fp16-mixed")
     assert verdict.causes == ("clip.before_unscale",)
-    assert "called before unscale" in verdict.findings[0].text
+    assert "came before unscale" in verdict.findings[0].text
 
 
 def test_a_clip_by_norm_in_its_place_is_a_fault() -> None:
