@@ -69,6 +69,8 @@ class Replay:
         apart: the sum taken otherwise, where asked for.
         parts: each microbatch's contribution to ``expected`` by replica and microbatch, where kept;
             ``corrections``, by what its gradient was multiplied for it (that of a first term).
+            ``by_term`` the same apart for each term of its loss.
+        factor_u: unit roundoff of the losses that root factors were observed of, the largest.
         totals, counts, terms: of the losses made, by replica and microbatch.
         dtypes: floating dtypes that autograd saved in the forwards, where they were watched.
         shared: the forwards and root factors were the candidate's, bit for bit; where a factor was
@@ -90,6 +92,8 @@ class Replay:
     added: dict[tuple[int, int], list[float]] = field(default_factory=dict)
     parts: dict[tuple[int, int], list[Tensor | None]] = field(default_factory=dict)
     corrections: dict[tuple[int, int], float] = field(default_factory=dict)
+    by_term: dict[tuple[int, int, str], list[Tensor | None]] = field(default_factory=dict)
+    factor_u: float = 2.0**-53
     totals: dict[tuple[int, int], tuple[float, ...]] = field(default_factory=dict)
     counts: dict[tuple[int, int], tuple[float, ...]] = field(default_factory=dict)
     terms: dict[tuple[int, int], tuple[str | None, ...]] = field(default_factory=dict)
@@ -189,8 +193,31 @@ class _Replaying:
             accumulate(share, alone.gradients, correction)
         self._add(r, k, run, share)
         self.out.corrections[r, k] = factors.correction
+        if self.keep:
+            self._keep_terms(r, k, run, share, factors, seen, buffers)
+        self.out.factor_u = max(self.out.factor_u, factors.u)
         self.out.weighed &= factors.right
         self.out.shared &= seen is not None and factors.observed and run.totals == seen.totals
+
+    def _keep_terms(
+        self,
+        r: int,
+        k: int,
+        run: Pass,
+        share: list[Tensor | None],
+        factors: _Factors,
+        seen: MicrobatchTrace | None,
+        buffers: Tensors,
+    ) -> None:
+        """Each term's own contribution; that of a single one is the microbatch's."""
+        named = [(index, term) for index, term in enumerate(run.terms) if term is not None]
+        for index, term in named:
+            own = share
+            if len(named) > 1:
+                alone = self._run(r, k, factors.only(index), seen, buffers)
+                own = [None] * len(share)
+                accumulate(own, alone.gradients, factors.correction_of(index))
+            self.out.by_term[r, k, term] = own
 
     def _run(
         self, r: int, k: int, factors: Factor, seen: MicrobatchTrace | None, buffers: Tensors
@@ -290,6 +317,15 @@ class _Factors:
     def correction(self) -> float:
         """Times the microbatch's gradient: its share of the gradient that the plan asks for."""
         return self._made[0][1] if self._made else 1.0
+
+    @property
+    def u(self) -> float:
+        """Unit roundoff of the losses, the largest."""
+        return max((unit_roundoff(dtype) for _, _, dtype in self._made), default=2.0**-53)
+
+    def correction_of(self, loss: int) -> float:
+        """``correction`` for one of the losses."""
+        return next((correction for k, correction, _ in self._made if k == loss), 1.0)
 
     def uneven(self) -> list[tuple[int, float]]:
         """Losses whose term the loop weighed otherwise than the first, beyond a factor's rounding.
