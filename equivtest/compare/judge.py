@@ -117,7 +117,7 @@ def _evidence(reference: Reference, case: Case, as_used: Case, judged: Judged) -
     u = judged.row.update
     used = as_used.groups[u]
     counts = reference.counts(used)
-    return UpdateEvidence(u, case.groups[u], used, judged.seen, counts, judged.rows)
+    return UpdateEvidence(u, case.groups[u], used, judged.seen, counts, judged.rows, judged.weighed)
 
 
 def _explained(updates: Sequence[Judged]) -> list[Explained]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from equivtest.causes import Cause, Kind
 from equivtest.compare.gradient import AgainstOracle, AgainstReplay
@@ -47,7 +48,7 @@ def telling(findings: Sequence[Finding]) -> tuple[Finding, ...]:
     order: dict[str, int] = {cause: -1 for cause in Cause if cause.kind is not Kind.SOURCE}
     order |= {cause: k for k, cause in enumerate(ORDER)}
     kept: dict[tuple[object, ...], Finding] = {}
-    for f in findings:  # the same on several ranks is said once
+    for f in _worst_for_all(findings):  # the same on several ranks is said once
         if f.cause not in consequences:
             kept.setdefault((f.cause, f.update, f.tensor), f)
     return tuple(
@@ -77,41 +78,53 @@ def sums_finding(u: int, names: Sequence[str], a: Sequence[AgainstReplay]) -> li
     ]
 
 
-def gradient_finding(
+def gradient_findings(
     u: int,
     names: Sequence[str],
     states: Sequence[str],
     a: Sequence[AgainstReplay],
     weights: Weights | None,
-) -> list[Finding]:
-    """What comparison A found on the tensors that differ: the worst of them speaks for all."""
-    odd = [t for t, state in enumerate(states) if state == "differs"]
-    if not odd:
-        return []
-    worst = max(odd, key=lambda t: over(a[t].distance, a[t].tolerance))
-    one = a[worst]
+) -> Iterator[Finding]:
+    """What comparison A found, tensor by tensor: a cause may account for some of them."""
+    clause = _weights_clause(weights)
+    for t, state in enumerate(states):
+        if state == "differs":
+            yield Finding(
+                Cause.GRADIENT,
+                _gradient_text(u, names[t], a[t]) + clause,
+                update=u,
+                rank=a[t].rank,
+                tensor=names[t],
+                distance=a[t].distance,
+                tolerance=a[t].tolerance,
+            )
+
+
+def _gradient_text(u: int, name: str, one: AgainstReplay) -> str:
     if one.missing:
-        text = (
-            f"gradient of {names[worst]!r} is None on one side and a tensor on the other in "
-            f"update {u} (None also keeps weight decay and optimizer state away)"
+        return (
+            f"gradient of {name!r} is None on one side and a tensor on the other in update {u} "
+            "(None also keeps weight decay and optimizer state away)"
         )
-    else:
-        text = (
-            f"gradient of {names[worst]!r} is {one.distance:.3g} of its scale away from the "
-            f"plan's in update {u}, allowed {one.tolerance:.3g} ({len(odd)} of {len(a)} "
-            f"tensors){_weights_clause(weights)}"
-        )
-    return [
-        Finding(
-            Cause.GRADIENT,
-            text,
-            update=u,
-            rank=one.rank,
-            tensor=names[worst],
-            distance=one.distance,
-            tolerance=one.tolerance,
-        )
-    ]
+    return (
+        f"gradient of {name!r} is {one.distance:.3g} of its scale away from the plan's in update "
+        f"{u}, allowed {one.tolerance:.3g}"
+    )
+
+
+def _worst_for_all(findings: Sequence[Finding]) -> list[Finding]:
+    """Of the gradients that differ in an update the worst speaks for all."""
+    by_update: dict[int | None, list[Finding]] = {}
+    for finding in findings:
+        if finding.cause == Cause.GRADIENT and finding.tensor is not None:
+            by_update.setdefault(finding.update, []).append(finding)
+    left = [f for f in findings if not (f.cause == Cause.GRADIENT and f.tensor is not None)]
+    for several in by_update.values():
+        worst = max(several, key=lambda f: over(f.distance or 0.0, f.tolerance or 0.0))
+        more = len(several) - 1
+        text = f"{worst.text} ({more} more tensors differ)" if more else worst.text
+        left.append(replace(worst, text=text))
+    return left
 
 
 def split_finding(

@@ -31,7 +31,7 @@ from equivtest.compare.skips import skips as judge_skips
 from equivtest.compare.split import beside_cut, undecided, undecided_finding
 from equivtest.compare.tables import SourceRow, TensorRow, UpdateRow
 from equivtest.compare.telling import (
-    gradient_finding,
+    gradient_findings,
     over,
     rounding_note,
     split_finding,
@@ -47,6 +47,7 @@ from equivtest.diagnose.gathering import gathered
 from equivtest.diagnose.modes import changed_modes
 from equivtest.diagnose.precision import low_sums
 from equivtest.diagnose.randomness import repeated
+from equivtest.diagnose.weighing import Weighed, weighed
 from equivtest.distance import MaybeTensors, norm
 from equivtest.isolate.explained import Explained
 from equivtest.isolate.sums import LoopSums, in_another_order, reproduced
@@ -68,6 +69,7 @@ class Judged:
         explained: what its sources are, where the split diverges; ``skipped``, where a skip tells
             the arms apart.
         diagnoses: causes that were named with the tensors at hand.
+        weighed: what the gradient is made of, where it is not the plan's.
     """
 
     row: UpdateRow
@@ -82,6 +84,7 @@ class Judged:
     explained: Explained | None = None
     skipped: Explained | None = None
     diagnoses: tuple[Diagnosis, ...] = ()
+    weighed: Weighed | None = None
 
 
 def judge_update(
@@ -119,6 +122,7 @@ class _UpdateJudge:
     """The gradients by rank without what a named cause did to them, which others may add to."""
     as_received: list[AgainstReplay] | None = None
     """Comparison A of the gradients with it."""
+    weighed: Weighed | None = None
 
     def judge(self, always_oracle: bool) -> Judged:
         arms, u = self.arms, self.arms.u
@@ -145,6 +149,7 @@ class _UpdateJudge:
             explained=self.explained,
             skipped=self.skipped,
             diagnoses=tuple(self.diagnoses),
+            weighed=self.weighed,
         )
 
     @property
@@ -265,7 +270,9 @@ class _UpdateJudge:
             if self.explained is not None and self.explained.within:
                 left = undecided(states, a, c)
                 self.findings += undecided_finding(arms.u, arms.names, a, left)
-        self.findings += gradient_finding(arms.u, arms.names, states, a, weights)
+        self.findings += gradient_findings(arms.u, arms.names, states, a, weights)
+        if "differs" in states:
+            self.weighed = weighed(arms, self.seen, gradients, a, weights)
         self._losses(c)
         if self.as_received is not None:  # what was taken out for others to be seen was there
             a, gradients = self.as_received, self.received

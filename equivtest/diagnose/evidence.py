@@ -9,6 +9,7 @@ from equivtest.arms.case import Case
 from equivtest.batches import Counts
 from equivtest.compare.tables import TensorRow
 from equivtest.compare.verdict import Finding
+from equivtest.diagnose.weighing import Weighed
 from equivtest.experiment import Experiment
 from equivtest.observe.trace import Trace, UpdateTrace
 from equivtest.plan import GroupLayout
@@ -24,6 +25,7 @@ class UpdateEvidence:
         seen: the update by rank, with the gradient that was judged.
         counts: supervised elements by replica and microbatch of ``used``, by term.
         rows: what the comparisons found of each tensor; empty where nothing was compared.
+        weighed: what the gradient is made of, where it is not the plan's.
     """
 
     u: int
@@ -32,6 +34,7 @@ class UpdateEvidence:
     seen: Sequence[UpdateTrace]
     counts: Sequence[Sequence[Counts]]
     rows: Sequence[TensorRow] = ()
+    weighed: Weighed | None = None
 
 
 @dataclass(frozen=True)

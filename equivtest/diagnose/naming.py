@@ -13,6 +13,7 @@ from equivtest.diagnose.data import data
 from equivtest.diagnose.decay import decay_per_microbatch
 from equivtest.diagnose.diagnosis import Diagnosis
 from equivtest.diagnose.evidence import Evidence
+from equivtest.diagnose.gradient import gradient
 from equivtest.diagnose.memory import costs
 from equivtest.diagnose.per_microbatch import update_per_microbatch
 from equivtest.diagnose.schedule import schedule
@@ -25,6 +26,7 @@ Family = Callable[[Evidence], Iterator[Diagnosis]]
 FAMILIES: tuple[Family, ...] = (
     before_unscale,
     average,
+    gradient,
     costs,
     counter_frozen,
     data,

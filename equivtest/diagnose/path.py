@@ -26,6 +26,8 @@ def paths(seen: Sequence[UpdateTrace], names: Sequence[str]) -> dict[str, list[H
     Args:
         seen: the update by rank.
     """
+    if not any(update.operations for update in seen):
+        return dict.fromkeys(names)
     known: dict[tuple[tuple[GradientOperation, ...], ...], list[Held] | None] = {}
     found = {}
     for name in names:
@@ -46,7 +48,9 @@ def until_last_backward(
     operations: Sequence[GradientOperation],
 ) -> Sequence[GradientOperation]:
     """What comes before the update's clip: an unscale after it, but no clip and no zeroing."""
-    last = max((i for i, one in enumerate(operations) if one.kind in ("backward", *JOINT)), default=-1)
+    last = max(
+        (i for i, one in enumerate(operations) if one.kind in ("backward", *JOINT)), default=-1
+    )
     after = operations[last + 1 :]
     unscales = [one for one in after if one.kind == "unscale"]
     return [*operations[: last + 1], *unscales]

@@ -1,0 +1,212 @@
+"""Normalisations as people write them: the weight that each gives a microbatch. Pure.
+
+A loop sums the losses of a microbatch, divides by something and lets the wrapper average over the
+replicas. Over what the plan asks for, ``D / N`` of the sum, that is the microbatch's weight: 1 is
+right. ``N`` are the supervised elements of the group, ``n`` those of a microbatch, ``M`` and ``m``
+the same of examples.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
+
+from equivtest.causes import Cause
+
+Key = tuple[int, int]
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One group: what its microbatches count, in one term of the loss.
+
+    Attributes:
+        supervised, examples: by replica and microbatch.
+        others: counts that a loop may take for the supervised elements, by their name in words.
+        full: microbatches of a replica in a full group.
+    """
+
+    supervised: Sequence[Sequence[float]]
+    examples: Sequence[Sequence[int]]
+    others: Mapping[str, Sequence[Sequence[float]]]
+    full: int
+
+    @property
+    def replicas(self) -> int:
+        return len(self.supervised)
+
+    @property
+    def accumulations(self) -> int:
+        return len(self.supervised[0])
+
+
+@dataclass(frozen=True)
+class Reading:
+    """One way to read weights: the causes that together give them.
+
+    Attributes:
+        says: what the loop does, in words.
+    """
+
+    causes: frozenset[Cause]
+    weight: Callable[[Setting, int, int], float]
+    says: str
+
+
+RELATIVE = frozenset(
+    {
+        Cause.MEAN_OF_MEANS_ACCUM,
+        Cause.MEAN_OF_MEANS_BOTH,
+        Cause.LOCAL_DENOMINATOR_DP,
+        Cause.WEIGHT_DENOMINATOR_MISMATCH,
+        Cause.PARTIAL_DIVISOR,
+        Cause.MISCOUNTED,
+    }
+)
+"""Causes that weigh microbatches, or updates, unlike each other."""
+
+SCALARS = frozenset({Cause.DOUBLE_ACCUM_DIVISION, Cause.MISSING_WORLD_SIZE})
+
+Counts = Sequence[Sequence[float]]
+Form = Callable[[Setting, Counts, int, int], float]
+
+
+def _total(counts: Counts) -> float:
+    return sum(map(sum, counts))
+
+
+def _over(a: float, b: float) -> float:
+    return a / b if b else math.nan
+
+
+def _group(s: Setting, c: Counts, r: int, k: int) -> float:
+    return _over(_total(s.supervised), _total(c))
+
+
+def _means(s: Setting, c: Counts, r: int, k: int) -> float:
+    return _over(_total(s.supervised), s.replicas * s.accumulations * c[r][k])
+
+
+def _means_in_replica(s: Setting, c: Counts, r: int, k: int) -> float:
+    return _over(sum(c[r]), s.accumulations * c[r][k])
+
+
+def _local(s: Setting, c: Counts, r: int, k: int) -> float:
+    return _over(_total(s.supervised), s.replicas * sum(c[r]))
+
+
+def _summed_means(s: Setting, c: Counts, r: int, k: int) -> float:
+    return _over(_total(s.supervised), s.replicas * c[r][k])
+
+
+def _by_examples(s: Setting, c: Counts, r: int, k: int) -> float:
+    examples = _total(s.examples)
+    return _over(_total(s.supervised) * s.examples[r][k], c[r][k] * examples)
+
+
+def _undivided(s: Setting, c: Counts, r: int, k: int) -> float:
+    return _total(s.supervised) / s.replicas
+
+
+def readings(settings: Sequence[Setting]) -> list[Reading]:
+    """All readings for groups of one case, those with the fewest causes first."""
+    D, A = settings[0].replicas, max(s.accumulations for s in settings)
+    found = [
+        Reading(causes | miscounted | scaled, _times(form, name, factor), _words(says, name, word))
+        for (causes, form, says), (miscounted, name), (scaled, factor, word) in product(
+            _forms(D, A), _counts(settings), _scalars(settings, D, A)
+        )
+        if not (name and form is _undivided)
+    ]
+    return sorted(filter(_telling, found), key=lambda one: len(one.causes))
+
+
+def _telling(reading: Reading) -> bool:
+    """Two causes or more are told from relative weights: any number is a product of others."""
+    named = reading.causes
+    return len(named) < 2 or bool(named & RELATIVE) or named == SCALARS
+
+
+def _times(
+    form: Form, name: str, factor: Callable[[Setting], float]
+) -> Callable[[Setting, int, int], float]:
+    def weight(s: Setting, r: int, k: int) -> float:
+        return form(s, s.others[name] if name else s.supervised, r, k) * factor(s)
+
+    return weight
+
+
+def _words(says: str, name: str, scalar: str) -> str:
+    counted = says.replace("count", f"count of {name}") if name else says
+    return f"{counted}{scalar}"
+
+
+def _forms(D: int, A: int) -> Iterator[tuple[frozenset[Cause], Form, str]]:
+    yield frozenset(), _group, "divides by the group's count"
+    if D == 1 and A > 1:
+        alone = frozenset({Cause.MEAN_OF_MEANS_ACCUM})
+        yield alone, _means, "averages the microbatches' means, each over its own count"
+    if D > 1 and A > 1:
+        both, accum = {Cause.MEAN_OF_MEANS_BOTH}, {Cause.MEAN_OF_MEANS_ACCUM}
+        yield frozenset(both), _means, "averages the means of all microbatches, each over its count"
+        yield (
+            frozenset(accum),
+            _means_in_replica,
+            "averages the microbatches' means in each replica, and weighs replicas by their count",
+        )
+    if D > 1:
+        local = frozenset({Cause.LOCAL_DENOMINATOR_DP})
+        yield local, _local, "divides by each replica's own count"
+    if A > 1:
+        summed = frozenset({Cause.MISSING_ACCUM_DIVISION})
+        yield summed, _summed_means, "adds up the microbatches' means, each over its own count"
+    mismatch = frozenset({Cause.WEIGHT_DENOMINATOR_MISMATCH})
+    yield mismatch, _by_examples, "weighs means over their own count by shares of examples"
+    yield frozenset({Cause.MISSING_DIVISION}), _undivided, "divides by no count at all"
+
+
+def _counts(settings: Sequence[Setting]) -> Iterator[tuple[frozenset[Cause], str]]:
+    yield frozenset(), ""
+    for name in settings[0].others:
+        yield frozenset({Cause.MISCOUNTED}), name
+
+
+def _scalars(
+    settings: Sequence[Setting], D: int, A: int
+) -> Iterator[tuple[frozenset[Cause], Callable[[Setting], float], str]]:
+    yield frozenset(), lambda s: 1.0, ""
+    if D > 1:
+        yield (
+            frozenset({Cause.MISSING_WORLD_SIZE}),
+            lambda s: 1.0 / s.replicas,
+            ", and by D once more",
+        )
+        yield (
+            frozenset({Cause.SUM_CONVENTION}),
+            lambda s: float(s.replicas),
+            ", and multiplies by D",
+        )
+    if A > 1:
+        double = frozenset({Cause.DOUBLE_ACCUM_DIVISION})
+        yield (
+            double,
+            lambda s: 1.0 / s.accumulations,
+            ", and by the number of accumulations once more",
+        )
+        yield (
+            frozenset({Cause.MISSING_ACCUM_DIVISION}),
+            lambda s: float(s.accumulations),
+            ", and never by the number of accumulations",
+        )
+    if any(s.accumulations != s.full for s in settings):
+        partial = frozenset({Cause.PARTIAL_DIVISOR})
+        yield (
+            partial,
+            lambda s: s.accumulations / s.full,
+            ", with the number of accumulations of a full group",
+        )
+    sizes = {m for s in settings for replica in s.examples for m in replica}
+    if len(sizes) == 1 and (m := sizes.pop()) > 1:
+        yield frozenset({Cause.SUM_CONVENTION}), lambda s: float(m * s.replicas), ", and multiplies by m and D"

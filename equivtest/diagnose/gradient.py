@@ -1,0 +1,102 @@
+"""Causes of a gradient that is not the plan's: from its weights, and from what led to them.
+
+What is in a gradient is the product of three things: the root factors that microbatches went into
+their backward with, the path that ``.grad`` took to the update, and what neither shows. Where each
+has a name the findings of the tensors that they give are accounted for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from equivtest.causes import Cause
+from equivtest.compare.verdict import Finding
+from equivtest.diagnose import route
+from equivtest.diagnose.diagnosis import Diagnosis, exactly
+from equivtest.diagnose.evidence import Evidence, UpdateEvidence
+from equivtest.diagnose.normalisation import Named, normalisation
+from equivtest.diagnose.roots import Term
+from equivtest.diagnose.weighing import Weighed
+
+Loss = tuple[Mapping[Term, float], float]
+
+
+def gradient(evidence: Evidence) -> Iterator[Diagnosis]:
+    """Causes of the updates whose gradient is not the plan's."""
+    weighed = {one.u: one for one in evidence.updates if one.weighed is not None}
+    told = {u: route.told(evidence, one) for u, one in weighed.items()}
+    losses = {
+        u: _losses(one.weighed, told[u]) for u, one in weighed.items() if one.weighed is not None
+    }
+    named = normalisation(evidence, {u: loss for u, loss in losses.items() if loss is not None})
+    apart: set[Cause] = set()
+    for u, one in weighed.items():
+        assert one.weighed is not None
+        if one.weighed.apart:
+            continue
+        yield from _of_update(evidence, one, one.weighed, told[u], losses[u], named)
+        apart |= {diagnosis.cause for diagnosis in told[u].causes if told[u].by_rank}
+
+
+def _losses(weighed: Weighed, told: route.Told) -> Loss | None:
+    """Weights that are the loss's own doing: root factors, and what has no place on the path."""
+    if weighed.roots is None or not weighed.explained:
+        return None
+    factor = told.factor_left
+    return (
+        {key: w * factor for key, w in weighed.roots.found.items()},
+        weighed.roots.tolerance,
+    )
+
+
+def _of_update(
+    evidence: Evidence,
+    one: UpdateEvidence,
+    weighed: Weighed,
+    told: route.Told,
+    losses: Loss | None,
+    named: Named | None,
+) -> Iterator[Diagnosis]:
+    if losses is None:
+        return
+    found, tolerance = losses
+    right = all(abs(w - 1.0) <= tolerance for w in found.values())
+    if not told.complete or (named is None and not right):
+        return
+    causes = list(told.causes)
+    if not right and named is not None:
+        causes += [
+            Diagnosis(cause, named.text, update=one.u, alternatives=named.alternatives)
+            for cause in named.causes
+        ]
+    if not causes:
+        return
+    accounted = exactly(_accounted(evidence, one, weighed, told))
+    for cause in causes:
+        yield Diagnosis(
+            cause.cause, cause.text, accounted, one.u, cause.rank, cause.tensor, cause.alternatives
+        )
+
+
+def _accounted(
+    evidence: Evidence, one: UpdateEvidence, weighed: Weighed, told: route.Told
+) -> list[Finding]:
+    """The gradients that are explained; where they differ by rank, what follows from that."""
+    found = [
+        f
+        for f in evidence.found(Cause.GRADIENT)
+        if f.update == one.u and (f.tensor is None or f.tensor in weighed.explained)
+    ]
+    if told.by_rank:
+        found += [f for f in evidence.findings if _follows(f, one.u)]
+    return found
+
+
+def _follows(finding: Finding, u: int) -> bool:
+    """Once replicas hold other gradients they hold other parameters, and so on."""
+    if finding.update is None or finding.update < u:
+        return False
+    if finding.cause == Cause.RANKS:
+        return finding.tensor is not None
+    later = (Cause.GRADIENT, Cause.LOSS, Cause.BUFFERS)
+    return finding.update > u and finding.cause in later

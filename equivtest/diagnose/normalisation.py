@@ -1,0 +1,185 @@
+"""What the loss is divided by, from the weights that microbatches went into their backward with.
+
+A reading must give the weights of every update whose gradient is not the plan's, and 1 in every
+update whose gradient is: the fewest causes that do are named, others that do as well are listed.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from torch import Tensor
+from torch.utils._pytree import tree_leaves
+from torch.utils.data import default_collate
+
+from equivtest.causes import Cause
+from equivtest.diagnose.evidence import Evidence, UpdateEvidence
+from equivtest.diagnose.forms import Reading, Setting, readings
+from equivtest.diagnose.roots import Term
+
+PASSED = 1e-3
+"""What a reading may be off from 1 in an update that is the plan's: far above what comparison A
+lets pass, far below what any reading says where it says something."""
+
+
+@dataclass(frozen=True)
+class Named:
+    """What the weights of a case are read as.
+
+    Attributes:
+        causes: together they give the weights; empty where no reading does.
+        alternatives: other sets of as few causes that give them too.
+        text: the evidence.
+    """
+
+    causes: tuple[Cause, ...]
+    alternatives: tuple[Cause, ...]
+    text: str
+
+
+def normalisation(
+    evidence: Evidence, weights: Mapping[int, tuple[Mapping[Term, float], float]]
+) -> Named | None:
+    """Read the weights of all updates at once; None where no reading gives them.
+
+    Args:
+        weights: by update that is not the plan's, each microbatch's weight by term, and its
+            relative tolerance.
+    """
+    off = {
+        u: (found, tolerance)
+        for u, (found, tolerance) in weights.items()
+        if any(abs(w - 1.0) > tolerance for w in found.values())
+    }
+    if not off:
+        return Named((), (), "")
+    terms = sorted({term for found, _ in off.values() for _, _, term in found})
+    fitting: list[Reading] | None = None
+    for term in terms:
+        settings = {one.u: _setting(evidence, one, term) for one in evidence.updates}
+        own = [r for r in readings(list(settings.values())) if _fits(r, term, settings, weights)]
+        if fitting is None:
+            fitting = own
+        else:
+            fitting = [r for r in fitting if any(r.causes == other.causes for other in own)]
+    if not fitting:
+        return None
+    return _chosen(fitting, evidence, off)
+
+
+def _fits(
+    reading: Reading,
+    term: str,
+    settings: Mapping[int, Setting],
+    weights: Mapping[int, tuple[Mapping[Term, float], float]],
+) -> bool:
+    for u, setting in settings.items():
+        found, tolerance = weights.get(u, ({}, PASSED))
+        for r, replica in enumerate(setting.supervised):
+            for k, count in enumerate(replica):
+                if not count:
+                    continue
+                expected = 1.0 if u not in weights else found.get((r, k, term))
+                if expected is None:
+                    continue
+                weight = reading.weight(setting, r, k)
+                if not abs(weight - expected) <= tolerance * max(abs(weight), abs(expected)):
+                    return False
+    return True
+
+
+def _chosen(
+    fitting: Sequence[Reading],
+    evidence: Evidence,
+    off: Mapping[int, tuple[Mapping[Term, float], float]],
+) -> Named:
+    """The fewest causes; of several sets of as few the others are alternatives."""
+    fewest = min(len(one.causes) for one in fitting)
+    best = [one for one in fitting if len(one.causes) == fewest]
+    first = best[0]
+    others = [c for one in best[1:] for c in one.causes if c not in first.causes]
+    causes = tuple(sorted(first.causes))
+    if Cause.LOCAL_DENOMINATOR_DP in first.causes and _counts_are_examples(evidence):
+        causes = tuple(
+            Cause.MEAN_OF_MEANS_SAMPLES if c is Cause.LOCAL_DENOMINATOR_DP else c for c in causes
+        )
+    u, (found, _) = next(iter(off.items()))
+    return Named(causes, tuple(dict.fromkeys(others)), f"{_figures(u, found)}: {_does(first)}")
+
+
+def _does(reading: Reading) -> str:
+    return f"as a loop that {reading.says} gives"
+
+
+def _figures(u: int, found: Mapping[Term, float]) -> str:
+    """The weights in words: one number where they are alike."""
+    values = list(found.values())
+    if all(math.isclose(v, values[0], rel_tol=1e-3) for v in values):
+        return f"in update {u} every microbatch counts {values[0]:.6g} times what the plan gives it"
+    (r, k, _), worst = max(found.items(), key=lambda item: abs(item[1] - 1.0))
+    return (
+        f"in update {u} microbatches count {min(values):.4g} to {max(values):.4g} times what the "
+        f"plan gives them (microbatch {k} of replica {r} {worst:.4g} times)"
+    )
+
+
+def _counts_are_examples(evidence: Evidence) -> bool:
+    """Each example has as many supervised elements as any other."""
+    ratios = {
+        round(sum(counts.values()) / len(ids), 9)
+        for one in evidence.updates
+        for replica, by in zip(one.planned.ids, one.counts, strict=True)
+        for ids, counts in zip(replica, by, strict=True)
+        if ids
+    }
+    return len(ratios) == 1
+
+
+def _setting(evidence: Evidence, one: UpdateEvidence, term: str) -> Setting:
+    examples = [[len(ids) for ids in replica] for replica in one.planned.ids]
+    supervised = [[counts.get(term, 0.0) for counts in replica] for replica in one.counts]
+    setting = Setting(supervised, examples, {}, evidence.case.plan.A)
+    return replace(setting, others=dict(_others(evidence, one, setting)))
+
+
+def _others(
+    evidence: Evidence, one: UpdateEvidence, setting: Setting
+) -> Iterator[tuple[str, Sequence[Sequence[float]]]]:
+    """Counts that people take for the supervised elements: examples, positions, both."""
+    rows = setting.examples
+    yield "examples", rows
+    yield (
+        "supervised elements and one more an example",
+        [
+            [n + m for n, m in zip(*both, strict=True)]
+            for both in zip(setting.supervised, rows, strict=True)
+        ],
+    )
+    yield from _positions(evidence, one)
+
+
+def _positions(
+    evidence: Evidence, one: UpdateEvidence
+) -> Iterator[tuple[str, Sequence[Sequence[float]]]]:
+    """Elements of each tensor in the batches."""
+    try:
+        batches = [[_tensors(evidence, ids) for ids in replica] for replica in one.planned.ids]
+    except Exception:
+        return  # only words are lost: the reference arms collate the same and say what is wrong
+    held = max((len(batch) for replica in batches for batch in replica), default=0)
+    for index in range(held):
+        sizes = [
+            [float(batch[index].numel()) if index < len(batch) else 0.0 for batch in replica]
+            for replica in batches
+        ]
+        yield f"all elements of tensor {index} of the batch, padding included", sizes
+
+
+def _tensors(evidence: Evidence, ids: Sequence[int]) -> list[Tensor]:
+    if not ids:
+        return []
+    collate = evidence.experiment.collate or default_collate
+    batch = collate([evidence.experiment.data[i] for i in ids])
+    return [leaf for leaf in tree_leaves(batch) if isinstance(leaf, Tensor)]

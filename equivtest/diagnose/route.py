@@ -1,0 +1,233 @@
+"""Causes on the way of a gradient from its backward to the update: reduced, cleared, clipped."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from equivtest.causes import Cause
+from equivtest.diagnose.diagnosis import Diagnosis
+from equivtest.diagnose.evidence import Evidence, UpdateEvidence
+from equivtest.diagnose.path import until_last_backward
+from equivtest.observe.trace import GradientOperation, UpdateTrace
+
+
+@dataclass(frozen=True)
+class Told:
+    """What the path of one update's gradient is read as.
+
+    Attributes:
+        causes: named on the path.
+        factor_left: a factor on everything that has no place on the path: it is the loss's.
+        by_rank: replicas hold other gradients for it.
+        complete: all that is beside the plan on the path has a name.
+    """
+
+    causes: tuple[Diagnosis, ...]
+    factor_left: float = 1.0
+    by_rank: bool = False
+    complete: bool = True
+
+
+def told(evidence: Evidence, one: UpdateEvidence) -> Told:
+    """Read the path of ``one``, which was weighed."""
+    weighed = one.weighed
+    assert weighed is not None
+    extra, u = weighed.extra, one.u
+    causes = [*_synchronised(one), *_cleared(one), *_clipped(one), *_scaled(one)]
+    by_rank = any(d.cause in BY_RANK for d in causes)
+    if extra.own:
+        causes.append(Diagnosis(Cause.NEVER_SYNCHRONISED, f"{_own(one)}", update=u))
+        by_rank = True
+    if extra.cleared:
+        causes.append(Diagnosis(Cause.ONLY_LAST, _only(one, extra.cleared), update=u))
+    if extra.earlier:
+        causes.append(Diagnosis(Cause.STALE_CARRYOVER, _earlier(one, extra.earlier), update=u))
+    factor, by_path = _factor(evidence, one, extra.factor)
+    causes += by_path
+    return Told(tuple(causes), factor, by_rank)
+
+
+BY_RANK = (Cause.NEVER_SYNCHRONISED, Cause.INVERTED_BOUNDARY, Cause.FLAG_AFTER_FORWARD)
+
+
+# -- synchronisation
+
+
+def _synchronised(one: UpdateEvidence) -> Iterator[Diagnosis]:
+    """No reduction at all, or none with the last backward, where the path shows it."""
+    D, first = len(one.seen), one.seen[0]
+    if D == 1 or not first.operations or _joint_at_end(first):
+        return
+    microbatches = first.microbatches
+    reducing = [k for k, m in enumerate(microbatches) if _reduced_with(first, k)]
+    if not any(op.kind in ("reduce", "collective") for op in first.operations):
+        yield Diagnosis(Cause.NEVER_SYNCHRONISED, _own(one), update=one.u)
+        return
+    last = len(microbatches) - 1
+    where = ", ".join(map(str, reducing)) or "none"
+    if microbatches[last].flag and not microbatches[last].reduces:
+        text = (
+            f"in update {one.u} the wrapper was to reduce when the backward of microbatch {last} "
+            f"began and was not when its forward did, where it decides; it reduced with "
+            f"microbatch {where}"
+        )
+        yield Diagnosis(Cause.FLAG_AFTER_FORWARD, text, update=one.u)
+    else:
+        text = (
+            f"in update {one.u} gradients were reduced with microbatch {where} and not with the "
+            f"last, {last}: what came after the reduction stayed on its own replica"
+        )
+        yield Diagnosis(Cause.INVERTED_BOUNDARY, text, update=one.u)
+
+
+def _joint_at_end(update: UpdateTrace) -> bool:
+    """A reduction follows the last backward."""
+    kinds = [op.kind for op in update.operations if op.kind in ("backward", "reduce", "collective")]
+    return bool(kinds) and kinds[-1] != "backward"
+
+
+def _reduced_with(update: UpdateTrace, k: int) -> bool:
+    return any(op.kind == "reduce" and op.microbatch == k for op in update.operations)
+
+
+def _own(one: UpdateEvidence) -> str:
+    forwards = [m for update in one.seen for m in update.microbatches]
+    why = (
+        "their forwards did not go through the wrapper"
+        if forwards and not any(m.wrapped for m in forwards)
+        else "no backward reduced"
+    )
+    D = len(one.seen)
+    return (
+        f"in update {one.u} each replica holds its own microbatches alone, {D} times what the plan "
+        f"gives them, and nothing of the others': {why}"
+    )
+
+
+# -- accumulation
+
+
+def _cleared(one: UpdateEvidence) -> Iterator[Diagnosis]:
+    """Gradients zeroed while a microbatch's was in them and another was to come."""
+    for update in one.seen[:1]:
+        begun = False
+        for op in until_last_backward(update.operations):
+            if op.kind == "backward":
+                begun = True
+            elif op.kind == "zero" and begun:
+                k = op.microbatch or 0
+                text = (
+                    f"in update {one.u} zero_grad came after the backward of microbatch "
+                    f"{k if _after(update, op) else max(k - 1, 0)}, with more to come: what was "
+                    "added up before counts nothing"
+                )
+                yield Diagnosis(Cause.ONLY_LAST, text, update=one.u)
+                return
+
+
+def _after(update: UpdateTrace, op: GradientOperation) -> bool:
+    before = update.operations[: update.operations.index(op)]
+    reached = [k for b in before if b.kind == "backward" for k in b.microbatches]
+    return op.microbatch in reached
+
+
+def _only(one: UpdateEvidence, cleared: int) -> str:
+    left = len(one.seen[0].microbatches) - cleared
+    which = (
+        "only the last microbatch of each replica counts"
+        if left == 1
+        else (f"only the last {left} microbatches of each replica count")
+    )
+    return f"in update {one.u} {which}: what was added up before was cleared or overwritten"
+
+
+def _earlier(one: UpdateEvidence, times: float) -> str:
+    return (
+        f"the gradient of update {one.u} holds {times:.4g} times what update {one.u - 1} left in "
+        ".grad: it was not cleared"
+    )
+
+
+# -- clip and loss scale inside the group
+
+
+def _clipped(one: UpdateEvidence) -> Iterator[Diagnosis]:
+    for update in one.seen:
+        early = [op for op in _inside(update) if op.kind == "clip" and op.factor != 1.0]
+        if not early:
+            continue
+        after_all = not any(
+            op.kind == "backward" for op in update.operations[update.operations.index(early[0]) :]
+        )
+        if after_all:
+            text = (
+                f"in update {one.u} the gradient was clipped before it was reduced, by "
+                f"{early[0].factor:.4g}"
+            )
+            yield Diagnosis(Cause.CLIP_BEFORE_SYNC, text, update=one.u)
+        else:
+            factors = ", ".join(f"{op.factor:.4g}" for op in early[:6])
+            text = (
+                f"in update {one.u} the gradient was clipped between its backward passes, by "
+                f"{factors}"
+            )
+            yield Diagnosis(Cause.CLIP_PER_MICROBATCH, text, update=one.u)
+        return
+
+
+def _scaled(one: UpdateEvidence) -> Iterator[Diagnosis]:
+    scales = [[m.scale for m in update.microbatches] for update in one.seen]
+    if any(len(set(own)) > 1 for own in scales):
+        told = ", ".join(f"{s:g}" for s in scales[0] if s is not None)
+        text = f"in update {one.u} the loss scale was {told} by microbatch"
+        yield Diagnosis(Cause.SCALE_CHANGES_INSIDE_GROUP, text, update=one.u)
+    for update in one.seen[:1]:
+        if any(op.kind == "unscale" and op.factor != 1.0 for op in _inside(update)):
+            text = f"in update {one.u} gradients were unscaled between backward passes"
+            yield Diagnosis(Cause.UNSCALE_PER_MICRO, text, update=one.u)
+
+
+def _inside(update: UpdateTrace) -> Sequence[GradientOperation]:
+    """Operations between the first backward and the last backward or reduction."""
+    kinds = [op.kind for op in update.operations]
+    held = [i for i, kind in enumerate(kinds) if kind in ("backward", "reduce", "collective")]
+    return update.operations[held[0] : held[-1]] if held else ()
+
+
+# -- a factor on everything
+
+
+def _factor(
+    evidence: Evidence, one: UpdateEvidence, factor: float
+) -> tuple[float, list[Diagnosis]]:
+    """The factor that is left for the loss, and the causes that account for one on the path."""
+    D, update = len(one.seen), one.seen[0]
+    by_hand = [c for c in update.collectives if c.parameters and c.phase == "after"]
+    total = factor * (D if by_hand and all(c.op == "sum" for c in by_hand) else 1.0)
+    where = (
+        f"the communication hook {update.comm_hook}"
+        if update.comm_hook
+        else "the reduction by hand"
+        if by_hand
+        else ""
+    )
+    if where and D > 1:
+        if math.isclose(total, D, rel_tol=1e-3):
+            text = f"in update {one.u} the gradient is D = {D} times the plan's: {where} sums"
+            return 1.0, [Diagnosis(Cause.HOOK_MISSING_DIVISION, text, update=one.u)]
+        if math.isclose(total, 1.0 / D, rel_tol=1e-3):
+            text = (
+                f"in update {one.u} the gradient is 1/D = 1/{D} of the plan's: {where} divides "
+                "by D once more"
+            )
+            return 1.0, [Diagnosis(Cause.HOOK_DOUBLE_DIVISION, text, update=one.u)]
+    scale = update.scale
+    if scale not in (None, 1.0) and math.isclose(total, 1.0 / scale, rel_tol=1e-3):  # type: ignore[operator]
+        text = (
+            f"in update {one.u} the gradient is 1/{scale:g} of the plan's, and the loss scale is "
+            f"{scale:g}"
+        )
+        return 1.0, [Diagnosis(Cause.DOUBLE_UNSCALE, text, update=one.u)]
+    return total, []
