@@ -209,4 +209,8 @@ def _scalars(
         )
     sizes = {m for s in settings for replica in s.examples for m in replica}
     if len(sizes) == 1 and (m := sizes.pop()) > 1:
-        yield frozenset({Cause.SUM_CONVENTION}), lambda s: float(m * s.replicas), ", and multiplies by m and D"
+        yield (
+            frozenset({Cause.SUM_CONVENTION}),
+            lambda s: float(m * s.replicas),
+            ", and multiplies by m and D",
+        )

@@ -130,7 +130,7 @@ def _counts_are_examples(evidence: Evidence) -> bool:
     ratios = {
         round(sum(counts.values()) / len(ids), 9)
         for one in evidence.updates
-        for replica, by in zip(one.planned.ids, one.counts, strict=True)
+        for replica, by in zip(one.used.ids, one.counts, strict=True)
         for ids, counts in zip(replica, by, strict=True)
         if ids
     }
@@ -138,7 +138,7 @@ def _counts_are_examples(evidence: Evidence) -> bool:
 
 
 def _setting(evidence: Evidence, one: UpdateEvidence, term: str) -> Setting:
-    examples = [[len(ids) for ids in replica] for replica in one.planned.ids]
+    examples = [[len(ids) for ids in replica] for replica in one.used.ids]
     supervised = [[counts.get(term, 0.0) for counts in replica] for replica in one.counts]
     setting = Setting(supervised, examples, {}, evidence.case.plan.A)
     return replace(setting, others=dict(_others(evidence, one, setting)))
@@ -165,7 +165,7 @@ def _positions(
 ) -> Iterator[tuple[str, Sequence[Sequence[float]]]]:
     """Elements of each tensor in the batches."""
     try:
-        batches = [[_tensors(evidence, ids) for ids in replica] for replica in one.planned.ids]
+        batches = [[_tensors(evidence, ids) for ids in replica] for replica in one.used.ids]
     except Exception:
         return  # only words are lost: the reference arms collate the same and say what is wrong
     held = max((len(batch) for replica in batches for batch in replica), default=0)

@@ -224,7 +224,7 @@ def _factor(
             )
             return 1.0, [Diagnosis(Cause.HOOK_DOUBLE_DIVISION, text, update=one.u)]
     scale = update.scale
-    if scale not in (None, 1.0) and math.isclose(total, 1.0 / scale, rel_tol=1e-3):  # type: ignore[operator]
+    if scale not in (None, 1.0) and math.isclose(total, 1.0 / scale, rel_tol=1e-3):
         text = (
             f"in update {one.u} the gradient is 1/{scale:g} of the plan's, and the loss scale is "
             f"{scale:g}"
