@@ -168,8 +168,7 @@ class Reference:
     ) -> Cut:
         self._note("the replay in float64")
         counts = self.total(group)
-        start = replace(start, between=())  # what a loop moves is no matter of the split
-        whole = replay(self.bench64, self.batches64, group, counts, start, drawn(seen))
+        whole = replay(self.bench64, self.batches64, group, counts, start.shared, drawn(seen))
         return Cut(whole.expected, whole.scale, whole.loss)
 
     def oracle(self, group: GroupLayout, start: Start) -> Whole:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -46,12 +46,19 @@ class Start:
     """Where a replay starts: rank 0's parameters, and each replica's buffers.
 
     ``buffers`` are those before the first broadcast of the group. ``between`` are the parameters at
-    each microbatch, where a loop moves them during accumulation.
+    each microbatch, where a loop moves them during accumulation; ``own`` are each replica's, where
+    they have drifted apart.
     """
 
     parameters: Tensors
     buffers: tuple[Tensors, ...]
     between: tuple[Tensors, ...] = ()
+    own: tuple[Tensors, ...] = ()
+
+    @property
+    def shared(self) -> Start:
+        """The same for all replicas and microbatches: what a loop moves is no matter of others."""
+        return replace(self, between=(), own=())
 
 
 @dataclass
@@ -163,7 +170,7 @@ class _Replaying:
             shared=self.seen is not None,
             exact=self.reductions is not None,
         )
-        self.between = start.between
+        self.between, self.own = start.between, start.own
         bench.load(start.parameters)
 
     def run(self) -> Replay:
@@ -180,6 +187,8 @@ class _Replaying:
         return self.out
 
     def _microbatch(self, r: int, k: int) -> None:
+        if self.own:
+            self.bench.load(self.own[r])
         seen = self.seen[r][k] if self.seen is not None else None
         buffers = self.buffers[r]
         factors = _Factors(seen, self.counts, self.D, self.loss_scale)

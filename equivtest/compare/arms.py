@@ -11,6 +11,7 @@ from equivtest.arms.oracle import Cut, Whole
 from equivtest.arms.reference import Reference
 from equivtest.arms.replay import Replay, Start
 from equivtest.batches import Counts
+from equivtest.compare.continuity import all_same
 from equivtest.distance import MaybeTensors, finite
 from equivtest.observe.trace import MicrobatchTrace, Tensors, Trace, UpdateTrace
 from equivtest.plan import GroupLayout
@@ -74,7 +75,15 @@ class UpdateArms:
         buffers = [
             trace.updates[self.u - 1].end.buffers if self.u else initial for trace in self.traces
         ]
-        return Start(self.seen[0].start.parameters, tuple(buffers), self.between)
+        own = () if self.between else self.own_parameters
+        return Start(self.seen[0].start.parameters, tuple(buffers), self.between, own)
+
+    @cached_property
+    def own_parameters(self) -> tuple[Tensors, ...]:
+        """Each rank's at the start, where they are not the same on all; empty where they are."""
+        held = tuple(update.start.parameters for update in self.seen)
+        same = all(all_same(held[0], other) for other in held[1:])
+        return () if same or len({frozenset(one) for one in held}) > 1 else held
 
     @cached_property
     def loss_scale(self) -> float:

@@ -353,8 +353,11 @@ class _UpdateJudge:
             oracle=None if c is None else arms.oracle.loss,
             large=None if c is None else arms.large.loss,
             # Of one microbatch, which no cut changes, the oracle draws numbers of its own; and it
-            # runs in the modes that the model was built in.
-            split_right=c is None or not (c.split_failures or c.drew or arms.drew or arms.switched),
+            # runs in the modes that the model was built in, from the parameters of rank 0.
+            split_right=c is None
+            or not (
+                c.split_failures or c.drew or arms.drew or arms.switched or arms.own_parameters
+            ),
         )
         findings, notes = beside.losses(arms.u, values, arms.case.precision)
         if findings and c is not None:

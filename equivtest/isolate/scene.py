@@ -135,7 +135,7 @@ def scene_of(
         bench=reference.bench64,
         batches=reference.batches64,
         group=group,
-        start=start,
+        start=start.shared,
         counts=reference.total(group),
         chunk_counts=tuple(
             count

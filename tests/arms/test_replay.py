@@ -7,9 +7,10 @@ import torch
 from setups import an_experiment, pairs, replayed, squared, whole
 from torch import Tensor, nn
 
-from equivtest import Loss
+from equivtest import Experiment, Loss, Plan, Rank, check
 from equivtest.arms.bench import Bench
 from equivtest.batches import Batches
+from equivtest.loops import normalised
 from equivtest.observe.rng import RandomState
 from equivtest.observe.trace import MicrobatchTrace
 
@@ -265,3 +266,44 @@ def test_uneven_terms_move_the_statistics_once_a_microbatch() -> None:
     left = [[MicrobatchTrace((0, 1, 2, 3), factors=(1 / 4, 1.0))]]
     found = replayed(made, [[[0, 1, 2, 3]]], left, counts={"a": 4.0, "b": 4.0})
     assert statistics(dict(found.buffers[0]))[::2] == (2.0, 1)
+
+
+def test_replicas_that_drifted_apart_each_run_on_their_own_parameters() -> None:
+    """``w x`` squared, one example each: gradient ``2 w x^2``, of which the plan has the mean."""
+    verdict = check(
+        Experiment(
+            model=one,
+            data=[torch.tensor([1.0]), torch.tensor([2.0])] * 2,
+            loss=lambda model, batch: Loss(model(batch).square().sum(), len(batch)),
+            optimizer=lambda model: torch.optim.SGD(model.parameters(), lr=0.125),
+        ),
+        Plan(1, 1, 2),
+        precision="fp64",
+        loop=drifting,
+    )
+    # Halves of 2 and 8 leave 1 - 1/8 = 0.875 and 1 - 4/8 = 0.5; the second gradient is then the
+    # mean of 2 * 0.875 * 1 and 2 * 0.5 * 4.
+    rows = [row for row in verdict.rows if row.update == 1]
+    assert [row.state for row in rows] == ["equal"]
+    assert [row.norm for row in rows] == [2.875]
+    assert verdict.status == "fault"
+    assert "differs.loss" not in verdict.causes
+
+
+def one() -> nn.Module:
+    module = nn.Linear(1, 1, bias=False)
+    nn.init.ones_(module.weight)
+    return module
+
+
+def drifting(rank: Rank) -> None:
+    """The first update is each rank's own, the second is reduced."""
+    for u, group in enumerate(rank.groups):
+        model = rank.model if u else rank.module
+        for batch in group:
+            (normalised(rank.loss(model, batch), group) * rank.D).backward()
+        if not u:
+            for parameter in rank.module.parameters():
+                parameter.grad.div_(rank.D)
+        rank.optimizer.step()
+        rank.optimizer.zero_grad()
