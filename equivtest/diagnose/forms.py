@@ -93,6 +93,10 @@ def _means_in_replica(s: Setting, c: Counts, r: int, k: int) -> float:
     return _over(sum(c[r]), s.accumulations * c[r][k])
 
 
+def _means_across(s: Setting, c: Counts, r: int, k: int) -> float:
+    return _over(_total(s.supervised), s.accumulations * sum(own[k] for own in c))
+
+
 def _local(s: Setting, c: Counts, r: int, k: int) -> float:
     return _over(_total(s.supervised), s.replicas * sum(c[r]))
 
@@ -156,6 +160,8 @@ def _forms(D: int, A: int) -> Iterator[tuple[frozenset[Cause], Form, str]]:
             _means_in_replica,
             "averages the microbatches' means in each replica, and weighs replicas by their count",
         )
+        across = "averages the means over accumulations, each over its own count of all replicas"
+        yield frozenset(accum), _means_across, across
     if D > 1:
         local = frozenset({Cause.LOCAL_DENOMINATOR_DP})
         yield local, _local, "divides by each replica's own count"

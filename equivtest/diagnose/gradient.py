@@ -65,10 +65,7 @@ def _of_update(
         return
     causes = list(told.causes)
     if not right and named is not None:
-        causes += [
-            Diagnosis(cause, named.text, update=one.u, alternatives=named.alternatives)
-            for cause in named.causes
-        ]
+        causes += [_of_loss(cause, named, one.u, weighed.common_values) for cause in named.causes]
     if not causes:
         return
     accounted = exactly(_accounted(evidence, one, weighed, told))
@@ -76,6 +73,18 @@ def _of_update(
         yield Diagnosis(
             cause.cause, cause.text, accounted, one.u, cause.rank, cause.tensor, cause.alternatives
         )
+
+
+def _of_loss(cause: Cause, named: Named, u: int, common_values: bool) -> Diagnosis:
+    """A cause of the loss; where its value is all replicas', a collective lost the gradient."""
+    if cause is Cause.MISSING_WORLD_SIZE and common_values:
+        text = (
+            f"in update {u} every microbatch counts 1/D of what the plan gives it, and each "
+            "backward started from the loss of all replicas: the collective that added them up "
+            "has no gradient"
+        )
+        return Diagnosis(Cause.NON_AUTOGRAD_REDUCE, text, update=u)
+    return Diagnosis(cause, named.text, update=u, alternatives=named.alternatives)
 
 
 def _accounted(
@@ -89,6 +98,8 @@ def _accounted(
     ]
     if told.by_rank:
         found += [f for f in evidence.findings if _follows(f, one.u)]
+    if any(diagnosis.cause is Cause.SCALE_DIFFERS for diagnosis in told.causes):
+        found += [f for f in evidence.found(Cause.RANKS) if f.tensor is None and f.update == one.u]
     return found
 
 

@@ -95,3 +95,25 @@ def expected_value(replay: Replay, counts: Counts, r: int, k: int) -> float:
         for total, term in zip(totals, terms, strict=True)
         if term is not None
     )
+
+
+def common_values(
+    seen: Sequence[UpdateTrace], replay: Replay, counts: Counts, precision: Precision
+) -> bool:
+    """Every backward started from the sum of all replicas' losses of that microbatch.
+
+    On more than one replica, whose own losses differ: a collective that has no gradient makes it.
+    """
+    D = len(seen)
+    if D == 1:
+        return False
+    found = []
+    for update in seen:
+        for k, microbatch in enumerate(update.microbatches):
+            whole = sum(expected_value(replay, counts, r, k) for r in range(D))
+            if microbatch.root is None:
+                return False
+            value = microbatch.root / (microbatch.scale or 1.0)
+            found.append(math.isclose(value, whole, rel_tol=4 * FORWARD_UNITS * precision.u))
+    own = {expected_value(replay, counts, r, 0) for r in range(D)}
+    return bool(found) and all(found) and len(own) > 1

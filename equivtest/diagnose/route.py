@@ -44,12 +44,23 @@ def told(evidence: Evidence, one: UpdateEvidence) -> Told:
         causes.append(Diagnosis(Cause.ONLY_LAST, _only(one, extra.cleared), update=u))
     if extra.earlier:
         causes.append(Diagnosis(Cause.STALE_CARRYOVER, _earlier(one, extra.earlier), update=u))
+    if extra.decay != 1.0:
+        text = (
+            f"in update {u} what is added up so far is multiplied by {extra.decay:.4g} after each "
+            "backward: a loss scale is taken out of early microbatches more than once"
+        )
+        causes.append(Diagnosis(Cause.UNSCALE_PER_MICRO, text, update=u))
     factor, by_path = _factor(evidence, one, extra.factor)
     causes += by_path
-    return Told(tuple(causes), factor, by_rank)
+    return Told(tuple(causes), factor * extra.decay, by_rank)
 
 
-BY_RANK = (Cause.NEVER_SYNCHRONISED, Cause.INVERTED_BOUNDARY, Cause.FLAG_AFTER_FORWARD)
+BY_RANK = (
+    Cause.NEVER_SYNCHRONISED,
+    Cause.INVERTED_BOUNDARY,
+    Cause.FLAG_AFTER_FORWARD,
+    Cause.SCALE_DIFFERS,
+)
 
 
 # -- synchronisation
@@ -183,6 +194,11 @@ def _scaled(one: UpdateEvidence) -> Iterator[Diagnosis]:
         told = ", ".join(f"{s:g}" for s in scales[0] if s is not None)
         text = f"in update {one.u} the loss scale was {told} by microbatch"
         yield Diagnosis(Cause.SCALE_CHANGES_INSIDE_GROUP, text, update=one.u)
+    starts = [own[0] for own in scales if own]
+    if len(set(starts)) > 1:
+        told = ", ".join("none" if s is None else f"{s:g}" for s in starts)
+        text = f"in update {one.u} the loss scale was {told} by rank"
+        yield Diagnosis(Cause.SCALE_DIFFERS, text, update=one.u)
     for update in one.seen[:1]:
         if any(op.kind == "unscale" and op.factor != 1.0 for op in _inside(update)):
             text = f"in update {one.u} gradients were unscaled between backward passes"

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from equivtest.arms.replay import Replay
@@ -17,7 +17,7 @@ from equivtest.compare.arms import UpdateArms
 from equivtest.compare.gradient import AgainstReplay
 from equivtest.compare.weights import Weights
 from equivtest.diagnose.path import Held, paths
-from equivtest.diagnose.roots import Roots, Term, roots
+from equivtest.diagnose.roots import Roots, Term, common_values, roots
 from equivtest.distance import MaybeTensors, accumulate, distance, finite, norm, ratio
 from equivtest.observe.trace import UpdateTrace
 
@@ -33,12 +33,14 @@ class Extra:
         factor: on everything.
         cleared: microbatches before this one count nothing.
         own: each replica holds its own microbatches only, D times.
+        decay: what was added up so far is multiplied by this after each backward.
         earlier: the gradient that the update before left in ``.grad`` is in it, times this.
     """
 
     factor: float = 1.0
     cleared: int = 0
     own: bool = False
+    decay: float = 1.0
     earlier: float = 0.0
 
     @property
@@ -57,6 +59,7 @@ class Weighed:
         explained: parameters whose gradient these give within tolerance.
         left: those beyond tolerance that they do not give.
         apart: the replicas began the update with other parameters.
+        common_values: each backward started from the loss of all replicas' microbatches.
     """
 
     u: int
@@ -65,6 +68,7 @@ class Weighed:
     explained: frozenset[str] = frozenset()
     left: frozenset[str] = frozenset()
     apart: bool = False
+    common_values: bool = False
 
 
 def weighed(
@@ -106,7 +110,8 @@ class _Weighing:
     weights: Weights | None
 
     def weigh(self) -> Weighed:
-        read = roots(self.seen, self.replay, self.arms.counts, self.arms.case.precision)
+        precision = self.arms.case.precision
+        read = roots(self.seen, self.replay, self.arms.counts, precision)
         read = read or self._from_weights()
         if read is None:
             return Weighed(self.arms.u, left=frozenset(self._names(self.beyond)))
@@ -126,6 +131,7 @@ class _Weighing:
             extra,
             explained=frozenset(self._names(t for t in fine)),
             left=frozenset(self._names(t for t in self.beyond if t not in fine)),
+            common_values=common_values(self.seen, self.replay, self.arms.counts, precision),
         )
 
     @cached_property
@@ -168,7 +174,15 @@ class _Weighing:
         if D > 1:
             plain += [Extra(own=True)]
             plain += [Extra(cleared=k, own=True) for k in range(A - 1, 0, -1)]
+        plain += self._decaying(read)
         return plain + self._with_earlier(read, every, plain[:1])
+
+    def _decaying(self, read: Roots) -> list[Extra]:
+        """One factor on every loss that is taken out after each backward, of all there is."""
+        factors = list(read.found.values())
+        first = factors[0] if factors else 1.0
+        alike = all(math.isclose(f, first, rel_tol=read.tolerance) for f in factors)
+        return [Extra(decay=1.0 / first)] if alike and first > 1.0 + read.tolerance else []
 
     def _measured(self, read: Roots, every: Sequence[int]) -> float | None:
         """The factor that is nearest on the largest tensor."""
@@ -199,7 +213,7 @@ class _Weighing:
                 continue
             rest = given.to(predicted.dtype) - predicted
             times = float((earlier.conj() * rest).sum().real) / size
-            found.append(Extra(extra.factor, extra.cleared, extra.own, earlier=times))
+            found.append(replace(extra, earlier=times))
         return found
 
     def _earlier(self, rank: int, t: int):  # type: ignore[no-untyped-def]
@@ -250,6 +264,8 @@ class _Weighing:
                 path = float(D) if r == rank else 0.0
             if k < extra.cleared:
                 path = 0.0
+            if extra.decay != 1.0:
+                path *= extra.decay ** (len(self.seen[r].microbatches) - k)
             weight = read.found.get((r, k, term), 1.0) * path * extra.factor
             accumulate(total, [part[t]], weight)  # type: ignore[arg-type]
         if extra.earlier:

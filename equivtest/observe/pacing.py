@@ -72,7 +72,15 @@ class PacingRecording(BackwardRecording):
         )
         if call.adds_gradients and phase != "backward":
             self._operation("collective", parameters=call.parameters)
+            self._clipped_too_early()
         self._event("collective", call.detail)
+
+    def _clipped_too_early(self) -> None:
+        """A clip before this was not the update's: its gradient is what comes out of this."""
+        update = self._open
+        if update.clip_bounds and not update.attempted:
+            update.gradient = update.accumulated = update.normed = None
+            update.clip_bounds, update.clipped_scaled = [], False
 
     def _phase(self) -> str:
         if self._running:
