@@ -41,6 +41,11 @@ FACTOR_UNITS = 4.0
 with D, one with a loss scale and one more."""
 
 
+HALF = (torch.bfloat16, torch.float16)
+"""Dtypes of a loss in which the nearest number to a right factor is a wrong weight to float32: 1/3
+is 0.3340 in bfloat16. No loop can do better, so such a factor is not put right."""
+
+
 @dataclass(frozen=True)
 class Start:
     """Where a replay starts: rank 0's parameters, and each replica's buffers.
@@ -306,7 +311,7 @@ class _Factors:
         if term is None:
             return None
         wanted = self._D / denominator(self._counts, term) * self._scale
-        factor = wanted
+        factor = meant = wanted
         if self._seen is not None:
             given = self._seen.factors[k] if k < len(self._seen.factors) else None
             if given is None:
@@ -314,12 +319,15 @@ class _Factors:
             elif given == 0.0:  # left out: nothing to put right, and the plan has its gradient
                 self.right = False
             else:
-                factor = given
+                factor = meant = given
                 off = abs(min(factor, torch.finfo(dtype).max) - min(wanted, torch.finfo(dtype).max))
-                self.right &= off <= FACTOR_UNITS * unit_roundoff(dtype) * abs(wanted)
+                rounded = off <= FACTOR_UNITS * unit_roundoff(dtype) * abs(wanted)
+                self.right &= rounded
+                if rounded and dtype in HALF:
+                    meant = wanted
         # A factor that overflowed is no weight to put right: the gradient overflows with it.
         if math.isfinite(factor):
-            self._made.append((k, 1.0 / self._counts[term] / factor, dtype))
+            self._made.append((k, 1.0 / self._counts[term] / meant, dtype))
         return factor
 
     @property
