@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from equivtest.arguments import an_instance, is_number
@@ -18,6 +19,10 @@ from equivtest.ending import failed, not_run, not_sendable, unfinished
 from equivtest.experiment import Experiment, Rank
 from equivtest.plan import Plan
 from equivtest.pool import Pool, PoolError, RankFailed, Shared, Unsendable, current_pool
+
+_PATIENCE_S = 20.0
+_PATIENCE = 20.0
+"""Of a planted fault that hangs: so many seconds, or times what the case took."""
 
 
 def check(
@@ -32,6 +37,7 @@ def check(
     device: str = "cpu",
     share_gpus: bool = False,
     timeout_s: float | None = None,
+    sensitivity: bool = False,
     pool: Pool | None = None,
 ) -> Verdict:
     """Run ``experiment`` under ``plan`` on real process groups and judge the split and the loop.
@@ -46,6 +52,8 @@ def check(
         device: ``cpu``, or ``cuda``: NCCL, and a GPU for each replica.
         share_gpus: let replicas share GPUs, on gloo, where there are more of them.
         timeout_s: seconds that the ranks may take; the pool's own limit if left out.
+        sensitivity: also run the planted faults in this experiment, plan and precision, some
+            seventy runs: ``Verdict.sensitivity`` says which would be caught.
 
     Returns:
         The verdict. A case that cannot finish has status ``error``; nothing is raised for it.
@@ -75,7 +83,23 @@ def check(
         verdict = _verdict(pool or current_pool(), experiment, shared, case, share_gpus, timeout_s)
     except Unsendable:
         raise TypeError(not_sendable(experiment, case)) from None
-    return replace(verdict, expect=expected, duration_s=time.perf_counter() - began)
+    verdict = replace(verdict, expect=expected, duration_s=time.perf_counter() - began)
+    if not sensitivity:
+        return verdict
+    from equivtest.sensitivity import measure  # and all planted faults, which few sessions need
+
+    planted = partial(
+        check,
+        experiment,
+        plan,
+        precision=precision,
+        isolate="never",
+        device=device,
+        share_gpus=share_gpus,
+        timeout_s=timeout_s or max(_PATIENCE_S, _PATIENCE * verdict.duration_s),
+        pool=pool,
+    )
+    return replace(verdict, sensitivity=measure(planted, experiment, plan, precision))
 
 
 def _verdict(

@@ -65,6 +65,7 @@ class Cases:
             device=self._settings.device,
             share_gpus=self._settings.share_gpus,
             timeout_s=self._settings.timeout_s,
+            sensitivity=self._settings.sensitivity,
             **how,
         )
 

@@ -45,6 +45,7 @@ class Settings:
         max_ranks: processes of one case, or None for no bound.
         share_gpus: replicas share GPUs, on gloo, where there are more of them.
         isolate: ``auto``, ``always`` or ``never``.
+        sensitivity: run the planted faults against every case.
     """
 
     reports: Path
@@ -55,6 +56,7 @@ class Settings:
     max_ranks: int | None
     share_gpus: bool = False
     isolate: str = "auto"
+    sensitivity: bool = False
 
 
 def add_options(parser: pytest.Parser) -> None:
@@ -66,6 +68,9 @@ def add_options(parser: pytest.Parser) -> None:
     text = "let replicas share GPUs, on gloo, where there are more replicas than GPUs"
     group.addoption("--equiv-share-gpus", action="store_true", help=text)
     parser.addini("equiv_share_gpus", help=text, type="bool", default=False)
+    text = "run the planted faults against every case as well, and say which would be caught there"
+    group.addoption("--equiv-sensitivity", action="store_true", help=text)
+    parser.addini("equiv_sensitivity", help=text, type="bool", default=False)
 
 
 def settings(config: pytest.Config) -> Settings:
@@ -87,6 +92,7 @@ def settings(config: pytest.Config) -> Settings:
         max_ranks=_read(config, "max-ranks", _max_ranks),
         isolate=_read(config, "isolate", _isolate) or "auto",
         share_gpus=config.getoption("--equiv-share-gpus") or config.getini("equiv_share_gpus"),
+        sensitivity=config.getoption("--equiv-sensitivity") or config.getini("equiv_sensitivity"),
     )
 
 

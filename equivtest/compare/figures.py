@@ -34,6 +34,11 @@ def share(value: float, decimals: int = 0) -> str:
     return f"{per_cent:.{decimals}f}%" if abs(per_cent) >= least / 2 else "0%"
 
 
+def per_cent(value: float) -> str:
+    """A part of a whole in per cent, however small: ``0.02 %``, ``1.1e-11 %``."""
+    return f"{_compact(f'{100 * value:.2g}')} %" if value < 1 else f"{100 * value:.0f} %"
+
+
 def quantity(value: float | None) -> str:
     """A loss, a learning rate, a scale: six significant digits, whole numbers whole."""
     if value is None:

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 
 from equivtest.causes import Cause
 from equivtest.compare import figures
+from equivtest.compare.sensitivity import Sensitivity, details, sentence
 from equivtest.compare.tables import TensorRow
 from equivtest.compare.verdict import Finding, Status, Verdict
 
@@ -32,7 +33,15 @@ def explain(verdict: Verdict) -> str:
     elif verdict.status is Status.EQUIVALENT:
         lines.append(f"Judged: {judged(verdict)}.")
     lines += _labelled("Notes", verdict.notes)
+    if verdict.sensitivity is not None:
+        lines += sensitivity_lines(verdict.sensitivity)
     return "\n".join(lines)
+
+
+def sensitivity_lines(found: Sensitivity) -> list[str]:
+    """Which planted faults would be caught here, and what lies behind the numbers."""
+    told = [f"{label}: {text}" for label, text in details(found)]
+    return _labelled("Sensitivity", [f"{sentence(found)}.", *told])
 
 
 def first_line(verdict: Verdict) -> str:

@@ -9,6 +9,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING
 
 from equivtest.causes import Cause
+from equivtest.compare.sensitivity import Sensitivity
 from equivtest.compare.tables import EventRow, ExampleRow, SourceRow, TensorRow, UpdateRow
 
 if TYPE_CHECKING:
@@ -115,6 +116,7 @@ class Verdict:
         events: what each rank did, in order.
         examples: which examples each microbatch received, beside the plan's.
         card: the final sheet.
+        sensitivity: what a fault would have to be to be seen here; None unless it was asked for.
     """
 
     status: Status
@@ -130,6 +132,7 @@ class Verdict:
     events: tuple[EventRow, ...] = ()
     examples: tuple[ExampleRow, ...] = ()
     failure: Failure | None = None
+    sensitivity: Sensitivity | None = None
     expect: tuple[str, ...] = ("equivalent",)
     duration_s: float = 0.0
 

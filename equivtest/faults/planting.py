@@ -72,7 +72,10 @@ class Planted:
         Raises:
             PlanError: the plan does not fit the data.
         """
-        setting = Setting(experiment, plan, precision)
+        return self.why_not(Setting(experiment, plan, precision))
+
+    def why_not(self, setting: Setting) -> str:
+        """The same of a setting, which remembers what it has counted."""
         reasons = (condition(setting) for condition in self.conditions)
         return next((reason for reason in reasons if reason), "")
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from equivtest.compare import figures
 from equivtest.compare.prose import headline
+from equivtest.compare.sensitivity import sentence as sensitivity_sentence
 from equivtest.compare.verdict import Status
 from equivtest.report.grouping import Failing, failing_groups
 from equivtest.report.identity import RECIPE
@@ -108,6 +109,7 @@ def terminal_lines(run: Run, page: Path) -> list[str]:
         nearest = max(sorted(margins, key=fixed_key), key=lambda record: record.verdict.margin)
         margin = figures.margin(nearest.verdict.margin)
         lines.append(f"largest margin that passed: {margin} of 1 ({case_name(nearest)})")
+    lines += sensitivities(run.records)
     found = failing_groups(run.records)
     for group in found[:_FAILURES]:
         lines += _bullet(group)
@@ -117,6 +119,16 @@ def terminal_lines(run: Run, page: Path) -> list[str]:
         lines.append(f"rerun the first: {found[0].worst.rerun}")
     lines += _warnings(run)
     return [*lines, f"report: {page}"]
+
+
+def sensitivities(records: Sequence[Record]) -> list[str]:
+    """A line for each case of which it was asked."""
+    asked = [record for record in records if record.verdict.sensitivity is not None]
+    return [
+        f"sensitivity of {case_name(record)}: {sensitivity_sentence(record.verdict.sensitivity)}"
+        for record in sorted(asked, key=fixed_key)
+        if record.verdict.sensitivity is not None
+    ]
 
 
 def step_summary(run: Run) -> str:

@@ -17,6 +17,7 @@ from equivtest.compare.prose import (
     what_happened,
     what_to_change,
 )
+from equivtest.compare.sensitivity import details, sentence
 from equivtest.compare.tables import TensorRow
 from equivtest.compare.verdict import Status, Verdict
 from equivtest.report.grouping import sentence_case
@@ -92,6 +93,7 @@ class CaseView:
     tensors_of: str
     weights: tuple[WeightsView, ...]
     sources: tuple[tuple[str, str, float, str], ...]
+    sensitivity: tuple[tuple[str, str], ...]
     lanes: tuple[Lane, ...]
 
 
@@ -126,6 +128,7 @@ def case_view(record: Record, is_open: bool = False) -> CaseView:
         tensors_of=_tensors_of(verdict),
         weights=tuple(_weights(verdict.weight_rows)),
         sources=tuple(_sources(verdict)),
+        sensitivity=tuple(_sensitivity(verdict)),
         lanes=tuple(lanes(verdict.events)) if failing else (),
     )
 
@@ -170,6 +173,13 @@ def _sources(verdict: Verdict) -> Iterable[tuple[str, str, float, str]]:
 
 def _part(share: float) -> float:
     return round(100 * min(max(share, 0.0), 1.0), 1)
+
+
+def _sensitivity(verdict: Verdict) -> Iterable[tuple[str, str]]:
+    """The sentence, without a label, and what lies behind it; nothing where it was not asked."""
+    if verdict.sensitivity is not None:
+        yield "", f"{sentence(verdict.sensitivity)}."
+        yield from details(verdict.sensitivity)
 
 
 def _trouble(verdict: Verdict) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from sessions import Session
+from sessions import LINEAR, Session
 
 
 @pytest.mark.parametrize(
@@ -72,3 +72,31 @@ def test_collecting_only_writes_nothing_and_starts_no_rank(
     assert status == 0, output
     assert "test_plans.py::test_it[m1-A4-D2]" in output
     assert session.files() == ["conftest.py", "pytest.ini", "test_plans.py"]
+
+
+def test_sensitivity_is_told_at_the_end_and_kept_in_the_record(session: Session) -> None:
+    """A is 1 and D is 1: few kinds can show, so few run."""
+    session.write(
+        "test_linear.py",
+        LINEAR + "def test_right(equivalence): equivalence(linear, Plan(8, 1, 1))\n",
+    )
+    status, output = session.run("--equiv-sensitivity")
+    assert status == 0, output
+    assert "sensitivity of linear · m8-A1-D1 · fp32: " in output
+    assert "the smallest weight error seen is" in output
+    (record,) = session.records().values()
+    runs = {run["name"]: run for run in record["verdict"]["sensitivity"]["runs"]}
+    assert runs["norm.missing_division"]["outcome"] in ("named", "caught")
+    assert runs["sync.never"]["text"] == "D is 1: there is nothing to reduce"
+
+
+def test_sensitivity_is_an_ini_value_too(session: Session) -> None:
+    session.write(
+        "test_it.py",
+        "def test_it(request):\n"
+        "    from equivtest.options import settings\n"
+        "    assert settings(request.config).sensitivity\n",
+    )
+    assert session.run()[0] == 1
+    session.write("pytest.ini", "[pytest]\nequiv_sensitivity = true\n")
+    assert session.run()[0] == 0

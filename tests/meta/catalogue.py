@@ -17,6 +17,7 @@ from meta.predicted import Counted, Predicted
 from equivtest import Plan
 from equivtest.faults import accumulation, clip, normalisation, synchronisation
 from equivtest.faults.pieces import bare
+from equivtest.faults.weights import WeightError
 
 BUT_BF16 = tuple(p for p in PRECISIONS if p != "bf16")
 FLOAT32_GRADIENTS = ("fp32", "bf16-mixed", "fp16-mixed")
@@ -115,7 +116,7 @@ def _weight_error(error: float, p: Predicted) -> Plant | None:
     if not heavy:
         return None
     r, k = _spare(p).choice(heavy)
-    return Plant(g.WeightError(0, r, k, error))
+    return Plant(WeightError(0, r, k, error))
 
 
 # -- single tensors

@@ -21,30 +21,6 @@ from equivtest.faults.pieces import (
     right,
 )
 
-# -- what the loss is divided by
-
-
-@dataclass(frozen=True)
-class WeightError:
-    """One microbatch of one update counts ``1 + error`` times."""
-
-    update: int
-    replica: int
-    microbatch: int
-    error: float
-
-    def __call__(self, rank: Rank) -> None:
-        for group in rank.groups:
-            for k, batch in enumerate(group):
-                with reducing_last(rank, group, k):
-                    objective = right(rank, group, batch)
-                    here = (group.update, rank.dp_rank, k)
-                    if here == (self.update, self.replica, self.microbatch):
-                        objective = objective * (1 + self.error)
-                    backward(rank, objective)
-            finish(rank)
-
-
 # -- what is accumulated
 
 

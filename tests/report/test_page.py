@@ -247,3 +247,10 @@ def test_a_comparison_with_sums_made_exact_is_said_to_be_one() -> None:
     assert "did the loop do the plan? (sums exact)" in html
     assert "<td>2.5e-8</td><td>2.5e-7</td><td>0.10</td>" in html
     assert "(sums exact)" not in page(verdicts.equivalent(PLAN))
+
+
+def test_the_sensitivity_of_a_case_stands_on_the_page_where_it_was_asked_for() -> None:
+    asked = Reader(page(verdicts.equivalent(PLAN, sensitivity=verdicts.sensitivity())))
+    assert "2 of 4 kinds would be caught here" in asked.text
+    assert "runs, and is not seen: mem.kept_graph" in asked.text
+    assert "Sensitivity" not in Reader(page(verdicts.equivalent(PLAN))).text

@@ -8,6 +8,7 @@ import verdicts
 from equivtest.causes import Cause
 from equivtest.compare import figures
 from equivtest.compare.prose import explain, headline, what_happened, what_to_change
+from equivtest.compare.sensitivity import Outcome, PlantedRun, Sensitivity, sentence
 from equivtest.compare.tables import SourceRow
 from equivtest.compare.verdict import Finding, Status
 from equivtest.plan import Plan
@@ -169,3 +170,28 @@ def test_what_isolation_left_is_said_where_it_explains_nothing() -> None:
 )
 def test_a_share_is_never_minus_nothing(value: float, decimals: int, text: str) -> None:
     assert figures.share(value, decimals) == text
+
+
+def test_the_sensitivity_counts_kinds_and_tells_what_is_not_seen_first() -> None:
+    text = explain(verdicts.equivalent(PLAN, sensitivity=verdicts.sensitivity()))
+    assert text.splitlines()[2:] == [
+        "Sensitivity: 2 of 4 kinds would be caught here, 1 of them by name; the smallest weight "
+        "error seen",
+        "             is 0.02 %.",
+        "             runs, and is not seen: mem.kept_graph",
+        "             runs, and cannot be judged: opt.frozen (error: rank 1 raised)",
+        "             caught, by another name: sync.never (differs.ranks)",
+        "             cannot show: it does not clip: clip.missing",
+        "             weight error not seen: 0.015 % of update 0, replica 1, microbatch 0",
+    ]
+
+
+def test_a_sensitivity_without_an_answer_says_why() -> None:
+    found = Sensitivity(reason="equivtest's own recipe is error here: rank 0 raised")
+    text = explain(verdicts.equivalent(PLAN, sensitivity=found))
+    assert "Sensitivity: not measured: equivtest's own recipe is error here" in text
+    blind = Sensitivity((PlantedRun("sync.never", "sync.never", Outcome.NOT_SEEN),))
+    assert sentence(blind) == (
+        "0 of 1 kind would be caught here; no error of one microbatch's weight is seen, not even "
+        "100 %"
+    )

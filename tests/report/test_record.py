@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import verdicts
 
+from equivtest.compare.sensitivity import Sensitivity
 from equivtest.compare.tables import SourceRow
 from equivtest.compare.verdict import Card, Verdict
 from equivtest.plan import Plan
@@ -28,6 +29,8 @@ MADE = {
     "sources": verdicts.equivalent(
         PLAN, source_rows=(SourceRow("source.dropout", 0.9, "at `0`", claimed=True),), remainder=0.1
     ),
+    "sensitivity": verdicts.equivalent(PLAN, sensitivity=verdicts.sensitivity()),
+    "no sensitivity": verdicts.equivalent(PLAN, sensitivity=Sensitivity(reason="it is a fault")),
 }
 
 

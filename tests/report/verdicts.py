@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from equivtest.compare.sensitivity import Outcome, PlantedRun, Sensitivity
 from equivtest.compare.tables import EventRow, TensorRow, UpdateRow
 from equivtest.compare.verdict import Card, Failure, Finding, Status, Verdict
 from equivtest.plan import Plan
@@ -121,6 +122,23 @@ def fault(plan: Plan, precision: str = "fp32", margin: float = 5.3e4, **changes:
         "notes": ("A reduction ran with every microbatch; one a group is enough.",),
     }
     return equivalent(plan, precision, margin, **(values | changes))
+
+
+def sensitivity() -> Sensitivity:
+    """Three kinds that can show, one of them in two ways of which one is not seen."""
+    return Sensitivity(
+        runs=(
+            PlantedRun("accum.only_last", "accum.only_last", Outcome.NAMED),
+            PlantedRun("sync.never", "sync.never", Outcome.CAUGHT, "differs.ranks"),
+            PlantedRun("sync.never/no_sync", "sync.never", Outcome.NAMED),
+            PlantedRun("mem.kept_graph", "mem.kept_graph", Outcome.NOT_SEEN),
+            PlantedRun("clip.missing", "clip.missing", Outcome.CANNOT_SHOW, "it does not clip"),
+            PlantedRun("opt.frozen", "opt.frozen", Outcome.NOT_JUDGED, "error: rank 1 raised"),
+        ),
+        smallest_weight_seen=2e-4,
+        largest_weight_unseen=1.5e-4,
+        weighed="update 0, replica 1, microbatch 0",
+    )
 
 
 def error(plan: Plan, precision: str = "fp32") -> Verdict:
