@@ -19,6 +19,7 @@ from equivtest.ending import failed, not_run, not_sendable, unfinished
 from equivtest.experiment import Experiment, Rank
 from equivtest.plan import Plan
 from equivtest.pool import Pool, PoolError, RankFailed, Shared, Unsendable, current_pool
+from equivtest.settling import settled
 
 _PATIENCE_S = 20.0
 _PATIENCE = 20.0
@@ -83,22 +84,24 @@ def check(
         verdict = _verdict(pool or current_pool(), experiment, shared, case, share_gpus, timeout_s)
     except Unsendable:
         raise TypeError(not_sendable(experiment, case)) from None
+    again = partial(
+        check,
+        precision=precision,
+        isolate="never",
+        device=device,
+        share_gpus=share_gpus,
+        pool=pool,
+    )
+    verdict = settled(
+        verdict, experiment, plan, partial(again, loop=loop, wrap=wrap, timeout_s=timeout_s)
+    )
     verdict = replace(verdict, expect=expected, duration_s=time.perf_counter() - began)
     if not sensitivity:
         return verdict
     from equivtest.sensitivity import measure  # and all planted faults, which few sessions need
 
-    planted = partial(
-        check,
-        experiment,
-        plan,
-        precision=precision,
-        isolate="never",
-        device=device,
-        share_gpus=share_gpus,
-        timeout_s=timeout_s or max(_PATIENCE_S, _PATIENCE * verdict.duration_s),
-        pool=pool,
-    )
+    patience = timeout_s or max(_PATIENCE_S, _PATIENCE * verdict.duration_s)
+    planted = partial(again, experiment, plan, timeout_s=patience)
     return replace(verdict, sensitivity=measure(planted, experiment, plan, precision))
 
 

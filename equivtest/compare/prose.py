@@ -139,7 +139,8 @@ def finding_text(finding: Finding) -> str:
     """The finding's sentence, led by where it is if it does not say so itself."""
     unsaid = [part for part in places(finding) if part not in finding.text]
     prefix = f"{', '.join(unsaid)}: " if unsaid else ""
-    return f"{prefix}{finding.text}"
+    others = " or ".join(finding.alternatives)
+    return f"{prefix}{finding.text}" + (f"; {others} would show the same here" if others else "")
 
 
 def places(finding: Finding) -> list[str]:

@@ -39,6 +39,7 @@ class Finding:
         text: one sentence with the figures.
         update, rank, tensor: where; None where it concerns all.
         distance, tolerance: relative, where a distance decided.
+        alternatives: causes that would show the same here.
     """
 
     cause: str
@@ -48,6 +49,7 @@ class Finding:
     tensor: str | None = None
     distance: float | None = None
     tolerance: float | None = None
+    alternatives: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -58,7 +58,14 @@ def named(findings: Iterable[Finding], diagnoses: Sequence[Diagnosis]) -> list[F
     covers = [one for diagnosis in diagnoses for one in diagnosis.covers]
     left = [finding for finding in findings if not any(one.holds(finding) for one in covers)]
     return left + [
-        Finding(one.cause, one.text, update=one.update, rank=one.rank, tensor=one.tensor)
+        Finding(
+            one.cause,
+            one.text,
+            update=one.update,
+            rank=one.rank,
+            tensor=one.tensor,
+            alternatives=tuple(map(str, one.alternatives)),
+        )
         for one in diagnoses
         if one.cause.kind not in (Kind.COST, Kind.LOG)
     ]
