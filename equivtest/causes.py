@@ -105,13 +105,16 @@ class Cause(StrEnum):
     )
     NOT_APPLIED = (
         "prec.not_applied",
-        "The dtypes seen in the forward are not the precision's: the forward does not run under "
-        "autocast. Enter rank.autocast() around the forward and the loss.",
+        "The forward does not run in the precision of the case. The dtypes seen in it are not "
+        "those of autocast. Enter it around forward and loss: with rank.autocast(): loss = "
+        "rank.loss(rank.model, batch).",
     )
     NONFINITE = (
         "prec.nonfinite",
-        "The gradient is not finite and the update was applied all the same. Use a scaler that "
-        "skips such updates, or find the microbatch with no supervised element.",
+        "The gradient is not finite, and the update was applied all the same. The place says "
+        "which microbatch it came from: one NaN or inf is in every parameter after it. Let a "
+        "GradScaler skip such updates (scaler.step, scaler.update), and look there for a "
+        "division by zero.",
     )
     SKIP = (
         "differs.skip",
@@ -370,13 +373,15 @@ class Cause(StrEnum):
     )
     MICRO_VS_UPDATE = (
         "count.micro_vs_update",
-        "A counter or horizon counts microbatches where updates are meant. Count applied updates: "
-        "horizons, stops and logs all change by A otherwise.",
+        "A horizon or limit counts microbatches where updates are meant. The loop ends A times "
+        "too early, or the learning rates are those of a schedule A times as long. Count "
+        "updates: total = epochs * ceil(microbatches / A).",
     )
     WRONG_DP_SIZE = (
         "count.wrong_dp_size",
-        "The number of processes was taken for the number of replicas. Take D from the data- "
-        "parallel process group: processes that share examples are one replica.",
+        "The number of processes was taken for the number of replicas. Processes of one replica "
+        "share their examples, so fewer are used than the count says. Take D from the "
+        "data-parallel group: dist.get_world_size(rank.dp_group).",
     )
 
     # -- Clip, mixed precision
@@ -427,41 +432,52 @@ class Cause(StrEnum):
     )
     LOW_PRECISION_ACCUMULATOR = (
         "prec.low_precision_accumulator",
-        "Gradients are added up in a lower dtype than the case promises. Keep the sum in float32, "
-        "or in the dtype of the parameters.",
+        "Gradients are added up over the microbatches in a lower dtype than the case promises. "
+        "Every element of the gradient is a number that this dtype has, and small addends are "
+        "lost: 256 + 1 is 256 in bfloat16. Keep the sums in float32: torch.zeros_like(p, "
+        "dtype=torch.float32).",
     )
     LOW_PRECISION_REDUCE = (
         "prec.low_precision_reduce",
-        "Gradients are reduced over replicas in a lower dtype than the case promises. Reduce in "
-        "float32, or declare the precision that is meant.",
+        "Gradients are reduced over the replicas in a lower dtype than the case promises. Every "
+        "element of the reduced gradient is a number that this dtype has. Take the compressing "
+        "hook off the wrapper and reduce in float32, or declare the precision that is meant.",
     )
     STEPS_ON_SKIP = (
         "sched.steps_on_skip",
-        "The update was skipped and the schedule moved all the same. Move the scheduler only if "
-        "the scale did not fall, or count attempted updates.",
+        "The schedule moved with an update that the scaler skipped. The learning rate is one "
+        "applied update ahead from there on. Move it only if the scale did not fall: if "
+        "scaler.get_scale() >= scale: scheduler.step(), with scale = scaler.get_scale() taken "
+        "before scaler.update().",
     )
     RANK_LOCAL_DECISION = (
         "skip.rank_local_decision",
-        "Each rank decided by itself whether to skip the update. Reduce the decision over the "
-        "ranks before the update.",
+        "Each rank decided by itself whether to skip the update. Some applied it and some did "
+        "not, and their parameters have differed since. Decide together before the update: "
+        "dist.all_reduce(skip, dist.ReduceOp.MAX, group=rank.dp_group).",
     )
     UPDATE_ON_ZERO = (
         "skip.update_on_zero",
-        "A gradient that is not finite was replaced by numbers and the update applied all the "
-        "same. Skip the update: moments decay and counters advance otherwise.",
+        "A gradient that was not finite was replaced by numbers, and the update applied all the "
+        "same. Parameters move by old moments, which decay, and the counters advance. Leave the "
+        "whole update out: if not torch.isfinite(norm): optimizer.zero_grad(); continue.",
     )
 
     # -- Optimizer and schedule, data, layers and losses, memory
 
     SCHED_PER_MICROBATCH = (
         "sched.per_microbatch",
-        "The scheduler moves once per microbatch. Call scheduler.step() once per applied update, "
-        'or announce scheduler_unit="microbatch".',
+        "The scheduler moves once per microbatch. The learning rates by update are those of a "
+        "schedule that runs A times too fast, and scheduler events stand between the "
+        "microbatches. Move scheduler.step() behind optimizer.step(), or announce "
+        'scheduler_unit="microbatch" if that is meant.',
     )
     SCHED_PER_PROCESS = (
         "sched.per_process",
-        "The scheduler moves D times per update. Call it once per update on each rank; a wrapped "
-        "scheduler may multiply by the number of processes.",
+        "The scheduler moves D times per update. The learning rates by update are those of a "
+        "schedule that runs D times too fast. Call scheduler.step() once per update on each "
+        "rank; of a framework's wrapped scheduler, switch off what multiplies by the number of "
+        "processes.",
     )
     SCHED_BEFORE_UPDATE = (
         "sched.before_update",
@@ -480,22 +496,27 @@ class Cause(StrEnum):
     )
     UPDATE_PER_MICROBATCH = (
         "opt.update_per_microbatch",
-        "The optimizer runs after every microbatch. Run it once per group, after the last "
-        "backward.",
+        "The optimizer runs after every microbatch. The card counts A times as many updates as "
+        "the plan, each of one microbatch. Leave the loop over the microbatches first: "
+        "optimizer.step() and zero_grad() once per group, after the last backward.",
     )
     DECAY_PER_MICROBATCH = (
         "opt.decay_per_microbatch",
-        "Parameters are decayed once per microbatch. Leave the decay to the optimizer's update.",
+        "Parameters are decayed once per microbatch. Between two microbatches of a group each "
+        "is multiplied by 1 - lr * weight_decay, so later forwards see other weights. Leave the "
+        "decay to the optimizer's own update, once per group.",
     )
     COUNTER_FROZEN = (
         "opt.counter_frozen",
-        "The optimizer's state never counts its updates. Advance the counter of the state with "
-        "each applied update: bias correction depends on it.",
+        'The optimizer never counts its updates. The "step" of its state stands still, and bias '
+        "correction stays at that of the first update: Adam moves farther than lr. Advance it "
+        'with each applied update: state["step"] += 1.',
     )
     EMA_PER_MICROBATCH = (
         "state.ema_per_microbatch",
-        "The average of the weights moves once per microbatch. Update the average once per "
-        "applied update.",
+        "The average of the weights moves once per microbatch. It runs ahead of, or adds up "
+        "more of, what one move per update gives. Call average.update_parameters(model) once "
+        "per applied update, behind optimizer.step().",
     )
     EMA_BEFORE_UPDATE = (
         "state.ema_before_update",
@@ -508,28 +529,33 @@ class Cause(StrEnum):
     )
     PADDING_DUPLICATES = (
         "data.padding_duplicates",
-        "The sampler padded the data with examples that were already in it. Weigh what is padded "
-        "by zero, or let the last group be shorter.",
+        "The sampler filled up the last group with examples that were already used. They count "
+        "twice in the example audit, and too much in the gradient. Give the padding weight "
+        "zero, or deal unequal shares: DistributedSampler(..., drop_last=True) drops the rest "
+        "instead.",
     )
     DOUBLE_SHARDING = (
         "data.double_sharding",
-        "The data was dealt to replicas twice, and part of it is never seen. Shard once: in the "
-        "sampler or in the loader.",
+        "The data was dealt to the replicas twice, and part of it is never seen. Each replica "
+        "reads a share of its share. Shard once: either cut the dataset by rank, or use a "
+        "DistributedSampler or a framework's prepared loader, not both.",
     )
     NOT_SHARDED = (
         "data.not_sharded",
-        "Every replica reads the same examples. Deal the data over replicas, with a "
-        "DistributedSampler for example.",
+        "Every replica reads the same examples. An update uses m * A different ones where the "
+        "plan has m * A * D. Deal the data: DataLoader(data, sampler=DistributedSampler(data, "
+        "num_replicas=rank.D, rank=rank.dp_rank)).",
     )
     EPOCH_NOT_SET = (
         "data.epoch_not_set",
-        "The order of the second epoch is that of the first. Call sampler.set_epoch(epoch) at the "
-        "start of each epoch.",
+        "Every epoch has the order of the first. The ids of the second epoch are those of the "
+        "first, in the same order. Call sampler.set_epoch(epoch) before each epoch.",
     )
     SAME_MASK_ACROSS_REPLICAS = (
         "rng.same_mask_across_replicas",
-        "Replicas draw the same random numbers. Seed by rank for what must differ over replicas, "
-        "and alike only for what must be the same.",
+        "Replicas draw the same random numbers. Their generators are in one state before the "
+        "forward, so dropout masks repeat over the replicas. Seed alike to build the model and "
+        "by rank to train it: torch.manual_seed(seed + rank.dp_rank).",
     )
     SAME_MASK_ACROSS_MICROBATCHES = (
         "rng.same_mask_across_microbatches",
@@ -544,31 +570,35 @@ class Cause(StrEnum):
     )
     GATHER_NO_GRAD = (
         "loss.gather_no_grad",
-        "Features are gathered from the replicas without a gradient: only the own part trains the "
-        "encoder. Gather with torch.distributed.nn.functional.all_gather, or put the own features "
-        "back into the gathered ones and multiply by D.",
+        "Features are gathered from the replicas without a gradient. Each replica's own part "
+        "alone trains the encoders: their gradients are 1/D of what is right, other tensors are "
+        "right. Gather with a gradient (torch.distributed.nn.functional.all_gather).",
     )
     GATHER_DOUBLE = (
         "loss.gather_double",
-        "Features are gathered with a gradient and the loss is multiplied by D once more. "
-        "Multiply by D or sum the gradients in the gather, not both.",
+        "Features are gathered with a gradient, which is multiplied by D once more. The "
+        "encoders' gradients are D times what is right, other tensors are right. The gather "
+        "sums over the replicas and the wrapper averages: leave the factor D out.",
     )
     DEFERRED_BACKWARD = (
         "mem.deferred_backward",
-        "Losses are summed and one backward runs per group: the graphs of A microbatches are held "
-        "at once. Call backward for each microbatch.",
+        "Losses are summed, and one backward runs per group. The numbers are right, and the "
+        "graphs of A microbatches are held at once: see the peak by microbatch. Call (loss / "
+        "group.count * rank.D).backward() for each microbatch.",
         Kind.COST,
     )
     KEPT_GRAPH = (
         "mem.kept_graph",
-        "The graph of a microbatch is kept alive after its backward. Detach what is kept: "
-        "loss.detach(), output.detach(), or .item() for a log.",
+        "The graph of a microbatch is kept alive after its backward. The numbers are right, and "
+        "memory grows with each microbatch. Detach what is kept for a log: "
+        "losses.append(loss.detach()), or loss.item().",
         Kind.COST,
     )
     LOSS_FACTOR = (
         "log.loss_factor",
-        "The loss that the loop reports carries a factor that the loss of the update does not. "
-        "Report the sum over the group's count; the gradients are right.",
+        "The loss that the loop reports has a factor that the loss of the update does not have. "
+        "The gradients are right: only the curve is off. Report the sum over the group's count, "
+        "without the A or D that backward needs.",
         Kind.LOG,
     )
 

@@ -9,6 +9,7 @@ from equivtest.faults import (
     counts,
     data,
     hooks,
+    logs,
     losses,
     memory,
     normalisation,
@@ -41,6 +42,7 @@ FAULTS: tuple[Planted, ...] = (
     *rng.FAULTS,
     *losses.FAULTS,
     *memory.FAULTS,
+    *logs.FAULTS,
 )
 
 

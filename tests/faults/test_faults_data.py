@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 import torch
-from faults.probes import gradients, linear, traces
+from faults.probes import Vector, gradients, linear, traces
 from torch import Tensor, nn
 
 from equivtest import Experiment, Loss, Plan, Rank
-from equivtest.faults import data, losses, memory, planted, rng
+from equivtest.faults import data, logs, losses, memory, planted, rng
 from equivtest.faults.pieces import backward, finish
 from equivtest.loops import accumulate
 
@@ -165,6 +165,41 @@ def test_a_deferred_backward_holds_the_graphs_of_all_microbatches() -> None:
     assert max(m.peak_bytes for m in wrong.updates[0].microbatches) == 4 * peak
     same = [t.updates[0].gradient["v"] for t in (right, wrong)]
     assert torch.allclose(*[g for g in same if g is not None], rtol=1e-15)
+
+
+def test_a_kept_loss_keeps_its_graph_from_one_microbatch_to_the_next() -> None:
+    """A loop's own variable holds that of the last one; saved tensors are gone with the backward."""
+    (right,) = traces(SQUARES, Plan(1, 4, 1), accumulate)
+    (wrong,) = traces(SQUARES, Plan(1, 4, 1), memory.kept_graph)
+    assert max(m.held_graphs for m in right.updates[0].microbatches) <= 1
+    assert [m.held_graphs for m in wrong.updates[0].microbatches] == [0, 1, 2, 3]
+    assert [m.held_bytes for m in wrong.updates[0].microbatches] == [0] * 4
+
+
+def logged(model: nn.Module, batch: Tensor) -> Loss:
+    """The loss of an example is its second column."""
+    return Loss((model(batch[:, :1]) + batch[:, 1]).sum(), count=len(batch))
+
+
+@pytest.mark.parametrize(
+    ("loop", "factor"),
+    [(logs.factor_of_accumulations, 1 / 3), (logs.factor_of_replicas, 2.0)],
+    ids=["over A", "times D"],
+)
+def test_only_the_reported_loss_has_the_factor(loop: Any, factor: float) -> None:
+    """1 to 6 have the mean 3.5; A = 3, D = 2; the gradient is that of the recipe."""
+    rows = linear(
+        *([[1.0, float(i)] for i in range(1, 7)]),
+        model=partial(Vector, 1),
+        loss=logged,
+    )
+    (right, *_) = gradients(rows, Plan(1, 3, 2), accumulate)
+    for trace in traces(rows, Plan(1, 3, 2), loop):
+        (update,) = trace.updates
+        assert update.reported == pytest.approx((3.5 * factor,), abs=1e-12)
+        held = update.gradient["v"]
+        assert held is not None
+        assert held.tolist() == right["v"]
 
 
 @pytest.mark.parametrize(
