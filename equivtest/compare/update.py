@@ -47,7 +47,7 @@ from equivtest.diagnose.gathering import gathered
 from equivtest.diagnose.modes import changed_modes
 from equivtest.diagnose.precision import low_sums
 from equivtest.diagnose.randomness import repeated
-from equivtest.diagnose.weighing import Weighed, weighed
+from equivtest.diagnose.weighing import Weighed, overflowed, weighed
 from equivtest.distance import MaybeTensors, norm
 from equivtest.isolate.explained import Explained
 from equivtest.isolate.sums import LoopSums, in_another_order, reproduced
@@ -133,6 +133,8 @@ class _UpdateJudge:
         a = self._loop(left_out)
         self.diagnoses += changed_modes(arms)
         self.findings += frozen(u, self.seen, arms.names)
+        if any(one.skipped for one in a):
+            self.weighed = overflowed(arms, self.seen)
         judged = not all(one.skipped for one in a)
         c, rows = self._compared(a, always_oracle) if judged else (None, ())
         oracle = None if c is None else arms.oracle

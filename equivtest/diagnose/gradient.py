@@ -40,7 +40,7 @@ def gradient(evidence: Evidence) -> Iterator[Diagnosis]:
 
 def _losses(weighed: Weighed, told: route.Told) -> Loss | None:
     """Weights that are the loss's own doing: root factors, and what has no place on the path."""
-    if weighed.roots is None or not weighed.explained:
+    if weighed.roots is None or not (weighed.explained or weighed.overflowed):
         return None
     factor = told.factor_left
     return (
@@ -96,10 +96,13 @@ def _accounted(
         for f in evidence.found(Cause.GRADIENT)
         if f.update == one.u and (f.tensor is None or f.tensor in weighed.explained)
     ]
+    if weighed.overflowed:
+        found += [f for f in evidence.found("", Cause.SCALER_SKIP) if f.update == one.u]
     if told.by_rank:
         found += [f for f in evidence.findings if _follows(f, one.u)]
     if any(diagnosis.cause is Cause.SCALE_DIFFERS for diagnosis in told.causes):
-        found += [f for f in evidence.found(Cause.RANKS) if f.tensor is None and f.update == one.u]
+        scalers = (f for f in evidence.found(Cause.RANKS) if f.tensor is None)
+        found += [f for f in scalers if f.update is not None and f.update >= one.u]
     return found
 
 

@@ -7,7 +7,7 @@ update whose gradient is: the fewest causes that do are named, others that do as
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from torch import Tensor
@@ -56,10 +56,12 @@ def normalisation(
     if not off:
         return Named((), (), "")
     terms = sorted({term for found, _ in off.values() for _, _, term in found})
+    passed = {one.u for one in evidence.updates if one.weighed is None and one.rows}
     fitting: list[Reading] | None = None
     for term in terms:
         settings = {one.u: _setting(evidence, one, term) for one in evidence.updates}
-        own = [r for r in readings(list(settings.values())) if _fits(r, term, settings, weights)]
+        every = readings(list(settings.values()))
+        own = [r for r in every if _fits(r, term, settings, weights, passed)]
         if fitting is None:
             fitting = own
         else:
@@ -74,8 +76,11 @@ def _fits(
     term: str,
     settings: Mapping[int, Setting],
     weights: Mapping[int, tuple[Mapping[Term, float], float]],
+    passed: Collection[int],
 ) -> bool:
     for u, setting in settings.items():
+        if u not in weights and u not in passed:
+            continue
         found, tolerance = weights.get(u, ({}, PASSED))
         for r, replica in enumerate(setting.supervised):
             for k, count in enumerate(replica):

@@ -59,6 +59,7 @@ class Weighed:
         explained: parameters whose gradient these give within tolerance.
         left: those beyond tolerance that they do not give.
         apart: the replicas began the update with other parameters.
+        overflowed: the gradient is not finite, and only its root factors could be read.
         common_values: each backward started from the loss of all replicas' microbatches.
     """
 
@@ -68,7 +69,16 @@ class Weighed:
     explained: frozenset[str] = frozenset()
     left: frozenset[str] = frozenset()
     apart: bool = False
+    overflowed: bool = False
     common_values: bool = False
+
+
+def overflowed(arms: UpdateArms, seen: Sequence[UpdateTrace]) -> Weighed | None:
+    """An update whose gradient is not finite: a factor on the loss may be why. None if none is."""
+    read = roots(seen, arms.replay, arms.counts, arms.case.precision)
+    if read is None or read.read != "factors" or read.right:
+        return None
+    return Weighed(arms.u, read, overflowed=True)
 
 
 def weighed(
