@@ -47,7 +47,7 @@ STOPS = (
         r"unscale_\(\) has already been called on this optimizer since the last update",
         "the scaler was asked to unscale a second time after a backward, before any update: its "
         "gradients would have been divided by the scale twice",
-        event="backward of microbatch 1 in update",
+        event="of microbatch 1 in update",  # its backward, or its reduction
     ),
 )
 
