@@ -168,7 +168,7 @@ def test_a_deferred_backward_holds_the_graphs_of_all_microbatches() -> None:
 
 
 def test_a_kept_loss_keeps_its_graph_from_one_microbatch_to_the_next() -> None:
-    """A loop's own variable holds that of the last one; saved tensors are gone with the backward."""
+    """A loop's variable holds the last one's; saved tensors are gone with the backward."""
     (right,) = traces(SQUARES, Plan(1, 4, 1), accumulate)
     (wrong,) = traces(SQUARES, Plan(1, 4, 1), memory.kept_graph)
     assert max(m.held_graphs for m in right.updates[0].microbatches) <= 1
