@@ -45,6 +45,7 @@ from equivtest.diagnose.clip import clipped_alone
 from equivtest.diagnose.diagnosis import Diagnosis
 from equivtest.diagnose.gathering import gathered
 from equivtest.diagnose.modes import changed_modes
+from equivtest.diagnose.nonfinite import nonfinite
 from equivtest.diagnose.precision import low_sums
 from equivtest.diagnose.randomness import repeated
 from equivtest.diagnose.weighing import Weighed, overflowed, weighed
@@ -178,6 +179,7 @@ class _UpdateJudge:
         if arms.u == 0 and not all(right.values()):
             arms.oracle.check_finite()
         self.findings += by_itself(skips.findings, lambda: arms.oracle.finite)
+        self.diagnoses += nonfinite(arms, self.received, self.findings)
         told = sources.overflowed(arms, skips)
         self.skipped = told.explained
         self.findings += told.findings
