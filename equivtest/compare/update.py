@@ -39,9 +39,12 @@ from equivtest.compare.telling import (
     vanished_note,
 )
 from equivtest.compare.together import states_together, together, together_note
+from equivtest.compare.value_clip import ValueClip
 from equivtest.compare.verdict import Finding
 from equivtest.compare.weights import Weights, fit
-from equivtest.diagnose.clip import clipped_alone
+from equivtest.diagnose.addends import Addends
+from equivtest.diagnose.clamping import clamped
+from equivtest.diagnose.clip import early_note
 from equivtest.diagnose.diagnosis import Diagnosis
 from equivtest.diagnose.gathering import gathered
 from equivtest.diagnose.modes import changed_modes
@@ -209,23 +212,27 @@ class _UpdateJudge:
             if arms.u == 0:  # hardly changes from update to update
                 note = in_another_order(self.gradients[0], arms.replay, arms.names)
                 self.notes += [note] if note else []
+            self.notes += early_note(self.seen[0])
             return a
         clipped = by_hand(self.clip, self.seen, arms.names, arms.replay, against)
         if clipped is None:
-            return self._low_sums(self._clipped_alone(a, against), against)
+            return self._low_sums(self._clamped(a, against), against)
         self.seen = clipped.seen
         self.notes += [f"update {arms.u}: {clipped.note}"] if clipped.note else []
         return clipped.a
 
-    def _clipped_alone(self, a: list[AgainstReplay], against: Against) -> list[AgainstReplay]:
-        """Comparison A of what replicas that clip alone would have reduced."""
-        told = clipped_alone(self.arms.u, self.clip, self.seen)
+    def _clamped(self, a: list[AgainstReplay], against: Against) -> list[AgainstReplay]:
+        """Comparison A without what clips by value took away too early."""
+        arms = self.arms
+        addends = Addends.of(arms.replayed(keep=True), self.gradients[0])
+        if not isinstance(self.clip, ValueClip) or addends is None:
+            return a
+        told = clamped(arms.u, self.clip, addends, self.seen, self.gradients, a, arms.names)
         if told is None:
             return a
-        self.seen = told.seen
-        self.diagnoses += [told.diagnosis] if told.diagnosis else []
-        self.notes += [told.note] if told.note else []
-        return against(self.gradients, self.arms.replay)
+        self.diagnoses.append(told.diagnosis)
+        self.as_received, self.corrected = a, told.gradients
+        return against(told.gradients, arms.replay)
 
     def _low_sums(self, a: list[AgainstReplay], against: Against) -> list[AgainstReplay]:
         """Comparison A without what sums in a low dtype lose, where the loop takes them."""
@@ -236,7 +243,7 @@ class _UpdateJudge:
         if low is None:
             return a
         self.diagnoses.append(low.diagnosis)
-        self.as_received, self.corrected = a, low.gradients
+        self.as_received, self.corrected = self.as_received or a, low.gradients
         return against(low.gradients, self.arms.replay)
 
     def _compared(

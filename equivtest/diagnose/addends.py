@@ -95,10 +95,10 @@ class Addends:
         return [_left(_ring(given, begin), way, D, dtype) for begin in begins]
 
     def _accumulated(self, r: int, t: int, way: Way | None) -> Tensor | None:
-        own = [self._own(r, k, t) for k in range(self.microbatches)]
+        own = [self.own(r, k, t) for k in range(self.microbatches)]
         return _accumulated([g for g in own if g is not None], way)
 
-    def _own(self, r: int, k: int, t: int) -> Tensor | None:
+    def own(self, r: int, k: int, t: int) -> Tensor | None:
         """The microbatch's gradient before the replay put its root factor right."""
         part, dtype = self.replay.parts[r, k][t], self.dtypes[t]
         if part is None or dtype is None:

@@ -1,20 +1,18 @@
-"""Clips at the wrong time: of scaled gradients, or of each replica's own."""
+"""Clips at the wrong time: of scaled gradients, or before all that they are to clip is there."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
-
-from torch import Tensor
+from collections.abc import Iterator
+from dataclasses import replace
 
 from equivtest.causes import Cause
-from equivtest.compare.clip import Clip, clip_of
-from equivtest.compare.continuity import all_same
+from equivtest.compare.clip import clip_of
 from equivtest.diagnose.diagnosis import Covers, Diagnosis
 from equivtest.diagnose.evidence import Evidence
-from equivtest.distance import accumulate, apart, total
-from equivtest.observe.trace import Gradients, UpdateTrace
+from equivtest.diagnose.path import until_last_backward
+from equivtest.distance import apart
+from equivtest.observe.trace import GradientOperation, UpdateTrace
 
 NEAR = 1e-4
 """How near a prediction must come, relatively, beyond the rounding of the clip: what is added to a
@@ -55,72 +53,37 @@ def bound_in_units(seen: UpdateTrace) -> float | None:
     return seen.clip_bounds[-1] / (seen.scale if scaled else 1.0)  # type: ignore[operator]
 
 
-@dataclass(frozen=True)
-class ClippedAlone:
-    """Replicas that clipped what they held alone, and reduced what was left.
-
-    Attributes:
-        seen: the update by rank, with the gradient that their reduction would have given.
-    """
-
-    seen: list[UpdateTrace]
-    diagnosis: Diagnosis | None
-    note: str = ""
+def early(seen: UpdateTrace) -> list[GradientOperation]:
+    """Clips that more was added to: a later backward, or what other replicas hold."""
+    kept = until_last_backward(seen.operations)
+    return [op for op in kept if op.kind in ("clip", "clamp")]
 
 
-def clipped_alone(u: int, clip: Clip | None, seen: Sequence[UpdateTrace]) -> ClippedAlone | None:
-    """Gradients that differ by rank at the clip and do not after it, explained by a reduction."""
-    bounds = [bound_in_units(update) for update in seen]
-    first, bound = seen[0], bounds[0]
-    if clip is None or bound is None or any(b != bound for b in bounds):
-        return None
-    if all(all_same(first.gradient, update.gradient) for update in seen[1:]):
-        return None
-    if not all(all_same(first.clipped, update.clipped) for update in seen[1:]):
-        return None
-    at = replace(clip, bound=bound)
-    reduced = _average([at.clipped(update.gradient) for update in seen])
-    for times in (1.0, float(len(seen)), 1.0 / len(seen)):
-        predicted = _times(reduced, times)
-        if apart(first.clipped, predicted) <= clip.tolerance(first) + NEAR:
-            break
-    else:
-        return None
-    own = _times(_average([update.gradient for update in seen]), times)
-    sizes = [total(list(update.gradient.values())) for update in seen]
-    active = not all_same(_average([update.gradient for update in seen]), reduced)
-    text = (
-        f"the replicas clipped their own gradients in update {u}, of norms "
-        f"{', '.join(f'{size:.3g}' for size in sizes[:4])} at the bound {bound:.3g}, and reduced "
-        "what was left: that is what was received"
-    )
-    told = [replace(update, gradient=_like(own, update.gradient)) for update in seen]
-    if not active:
-        return ClippedAlone(told, None, f"update {u}: {_INACTIVE}")
-    covers = Covers((Cause.CLIP,), updates=(u,))
-    return ClippedAlone(told, Diagnosis(Cause.CLIP_BEFORE_SYNC, text, (covers,), update=u))
+def too_early(evidence: Evidence) -> Iterator[Diagnosis]:
+    """A clip that is missing at the update because it came before all was there."""
+    missing = {finding.update for finding in evidence.found(Cause.CLIP_MISSING)}
+    for one in evidence.updates:
+        active = [op for op in early(one.seen[0]) if op.kind == "clamp" or op.factor != 1.0]
+        if one.u in missing and active:
+            cause, where = place(one.seen[0], active[0])
+            text = f"in update {one.u} the gradient was clipped {where}, and not after that"
+            yield Diagnosis(cause, text, (Covers((Cause.CLIP_MISSING,), (one.u,)),), update=one.u)
 
 
-_INACTIVE = (
-    "each replica's own gradient was clipped before the reduction: below the bound that changes "
-    "nothing, above it, it would"
-)
+def place(seen: UpdateTrace, op: GradientOperation) -> tuple[Cause, str]:
+    """The cause that an early clip is, and where it came."""
+    after = seen.operations[seen.operations.index(op) :]
+    if any(later.kind == "backward" for later in after):
+        return Cause.CLIP_PER_MICROBATCH, "between backward passes"
+    return Cause.CLIP_BEFORE_SYNC, "before the reduction over replicas"
 
 
-def _average(gradients: Sequence[Gradients]) -> dict[str, Tensor | None]:
-    """In float64."""
-    names = list(gradients[0])
-    summed: list[Tensor | None] = [None] * len(names)
-    for gradient in gradients:
-        accumulate(summed, [gradient.get(name) for name in names], 1.0 / len(gradients))
-    return dict(zip(names, summed, strict=True))
-
-
-def _times(gradient: Gradients, factor: float) -> dict[str, Tensor | None]:
-    return {n: None if g is None else g * factor for n, g in gradient.items()}
-
-
-def _like(gradient: Gradients, other: Gradients) -> dict[str, Tensor | None]:
-    """In the dtypes of ``other``."""
-    pairs = ((n, gradient.get(n), held) for n, held in other.items())
-    return {n: g if g is None or held is None else g.to(held.dtype) for n, g, held in pairs}
+def early_note(seen: UpdateTrace) -> Iterator[str]:
+    """A clip that came too early and changed nothing."""
+    found = early(seen)
+    if found:
+        _, where = place(seen, found[0])
+        yield (
+            f"the gradient is clipped {where}: below the bound that changes nothing, above it the "
+            "update would not be that of the whole group"
+        )

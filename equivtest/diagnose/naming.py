@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from equivtest.causes import Kind
 from equivtest.compare.verdict import Finding
-from equivtest.diagnose.clip import before_unscale
+from equivtest.diagnose.clip import before_unscale, too_early
 from equivtest.diagnose.counter import counter_frozen
 from equivtest.diagnose.data import data
 from equivtest.diagnose.decay import decay_per_microbatch
@@ -25,6 +25,7 @@ Family = Callable[[Evidence], Iterator[Diagnosis]]
 
 FAMILIES: tuple[Family, ...] = (
     before_unscale,
+    too_early,
     average,
     gradient,
     costs,

@@ -11,7 +11,14 @@ from faults.probes import readout
 from torch.nn.utils import clip_grad_norm_, clip_grad_value_
 
 from equivtest import Plan, Rank, check
-from equivtest.faults.pieces import accumulated, accumulated_alone, averaged
+from equivtest.faults.pieces import (
+    accumulated,
+    accumulated_alone,
+    averaged,
+    backward,
+    reducing_last,
+    right,
+)
 
 ACTIVE, INACTIVE = 0.01, 1e3
 """Bounds: the gradient's norm is 0.24."""
@@ -131,13 +138,35 @@ def test_a_clip_of_the_average_is_right(loop: Callable[[Rank], None], bound: flo
 
 
 def test_3_and_minus_1_give_0() -> None:
-    """Clipped to 1 and -1, the ranks average 0 where the average of 3 and -1 is 1.
-
-    The readout's own coordinates are 1 on each rank: their norm is in the clip as well.
-    """
+    """Clamped to 1 and -1, the ranks average 0 where the average of 3 and -1 is 1."""
     experiment = readout([1.0, 1.0], [3.0, -1.0], clip_value=1.0)
     verdict = check(experiment, Plan(1, 1, 2), precision="fp64", loop=BeforeSync())
     assert verdict.causes == ("clip.before_sync",), verdict.explain()
+    norms = {row.tensor: row.norm for row in verdict.rows}
+    assert norms["s"] == 0.0
+
+
+def each_time(rank: Rank) -> None:
+    for group in rank.groups:
+        for k, batch in enumerate(group):
+            with reducing_last(rank, group, k):
+                backward(rank, right(rank, group, batch))
+            clip(rank, rank.scaler.get_scale() if rank.scaler else 1.0)
+        updated(rank)
+
+
+@pytest.mark.parametrize("precision", ["fp64", "fp32", "fp16-mixed"])
+@pytest.mark.parametrize("given", [{"clip_norm": ACTIVE}, {"clip_value": 0.001}], ids=str)
+def test_a_clip_after_each_backward_is_named(precision: str, given: dict[str, float]) -> None:
+    verdict = check(ragged(**given), PLAN, precision=precision, loop=each_time)
+    assert verdict.causes == ("clip.per_microbatch",), verdict.explain()
+
+
+@pytest.mark.parametrize("given", [{"clip_norm": INACTIVE}, {"clip_value": INACTIVE}], ids=str)
+def test_a_bound_that_is_never_reached_is_noted(given: dict[str, float]) -> None:
+    verdict = check(ragged(**given), PLAN, loop=each_time)
+    assert verdict.status == "equivalent"
+    assert any("between backward passes" in note for note in verdict.notes)
 
 
 def test_a_third_of_the_parameters_unclipped_is_told() -> None:
