@@ -1,13 +1,13 @@
 """`make cases` runs the case files; `make full` the sweep over them, which holds all they do.
 
-Those of `faults/` and `sources/` run in both: in `make full` in more settings.
+Those of `faults/`, `sources/` and `symptoms/` run in both: in `make full` in more settings.
 """
 
 import os
 
 FULL = os.environ.get("EQUIVTEST_FULL") == "1"
 SWEEP = "test_full_sweep.py"
-IN_BOTH = ("faults", "sources")
+IN_BOTH = ("faults", "sources", "symptoms")
 
 
 def pytest_ignore_collect(collection_path):
