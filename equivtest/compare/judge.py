@@ -30,6 +30,7 @@ from equivtest.compare.used import audit, examples, order_notes, told_apart, wit
 from equivtest.compare.verdict import Failure, Finding, Status, Verdict
 from equivtest.diagnose import naming
 from equivtest.diagnose.evidence import Evidence, UpdateEvidence
+from equivtest.diagnose.logs import other_losses
 from equivtest.diagnose.naming import diagnosed, named
 from equivtest.experiment import Experiment
 from equivtest.isolate.explained import Explained, remainder, source_rows
@@ -89,7 +90,7 @@ def _verdict(
     if not any(one.cause.partition(".")[0] in ("data", "window") for one in diagnoses):
         notes += order_notes(case, traces, judge.as_planned)
     notes += never_applied(traces[0])
-    notes += naming.notes(diagnoses)
+    notes += [*naming.notes(diagnoses), *other_losses(evidence)]
     return Verdict(
         status=_status(told, rows),
         card=card_of(experiment, case, traces, rows, weight_seen),
@@ -117,7 +118,16 @@ def _evidence(reference: Reference, case: Case, as_used: Case, judged: Judged) -
     u = judged.row.update
     used = as_used.groups[u]
     counts = reference.counts(used)
-    return UpdateEvidence(u, case.groups[u], used, judged.seen, counts, judged.rows, judged.weighed)
+    return UpdateEvidence(
+        u,
+        case.groups[u],
+        used,
+        judged.seen,
+        counts,
+        judged.rows,
+        judged.weighed,
+        judged.row.loss,
+    )
 
 
 def _explained(updates: Sequence[Judged]) -> list[Explained]:

@@ -26,6 +26,7 @@ class UpdateEvidence:
         counts: supervised elements by replica and microbatch of ``used``, by term.
         rows: what the comparisons found of each tensor; empty where nothing was compared.
         weighed: what the gradient is made of, where it is not the plan's.
+        loss: the update's normalised loss, where the loop's losses could be matched.
     """
 
     u: int
@@ -35,6 +36,7 @@ class UpdateEvidence:
     counts: Sequence[Sequence[Counts]]
     rows: Sequence[TensorRow] = ()
     weighed: Weighed | None = None
+    loss: float | None = None
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ from equivtest.diagnose.decay import decay_per_microbatch
 from equivtest.diagnose.diagnosis import Diagnosis
 from equivtest.diagnose.evidence import Evidence
 from equivtest.diagnose.gradient import gradient
+from equivtest.diagnose.logs import loss_factor
 from equivtest.diagnose.memory import costs
 from equivtest.diagnose.per_microbatch import update_per_microbatch
 from equivtest.diagnose.schedule import schedule
@@ -32,6 +33,7 @@ FAMILIES: tuple[Family, ...] = (
     counter_frozen,
     data,
     decay_per_microbatch,
+    loss_factor,
     rank_local_decision,
     schedule,
     update_per_microbatch,
