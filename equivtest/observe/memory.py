@@ -18,19 +18,16 @@ from torch.autograd import graph
 class _Saved:
     """A saved tensor in its graph node; its end is the end of what the graph holds of it."""
 
-    __slots__ = ("memory", "storage", "tensor", "version")
+    __slots__ = ("key", "memory", "tensor", "version")
 
-    def __init__(self, tensor: Tensor, memory: GraphMemory) -> None:
-        self.tensor = tensor
-        self.version = tensor._version
-        self.memory = memory
-        self.storage = tensor.untyped_storage() if tensor.layout is torch.strided else None
-        if self.storage is not None:
-            memory.hold(self.storage)
+    key: int | None
+    memory: GraphMemory
+    tensor: Tensor
+    version: int
 
     def __del__(self) -> None:
-        if self.storage is not None:
-            self.memory.release(self.storage)
+        if self.key is not None:
+            self.memory.release(self.key)
 
 
 class GraphMemory:
@@ -43,10 +40,16 @@ class GraphMemory:
     def __init__(self) -> None:
         self.peak_bytes = 0
         self.peak_tensors = 0
-        self.dtypes: set[torch.dtype] = set()
+        self._dtypes: set[torch.dtype] = set()
         self._bytes = 0
+        self._sizes: dict[int, int] = {}
         self._holders: dict[int, int] = {}
         self._tensors = 0
+
+    @property
+    def dtypes(self) -> set[torch.dtype]:
+        """Of real and complex floating numbers that were saved."""
+        return {dtype for dtype in self._dtypes if dtype.is_floating_point or dtype.is_complex}
 
     @property
     def held(self) -> tuple[int, int]:
@@ -56,7 +59,7 @@ class GraphMemory:
     def restart(self) -> None:
         """Measure peaks and dtypes from here on; what is alive stays counted."""
         self.peak_bytes, self.peak_tensors = self._bytes, self._tensors
-        self.dtypes = set()
+        self._dtypes = set()
 
     @contextmanager
     def watching(self) -> Iterator[None]:
@@ -97,26 +100,38 @@ class GraphMemory:
         return disabled
 
     def _pack(self, tensor: Tensor) -> _Saved:
-        if tensor.is_floating_point() or tensor.is_complex():
-            self.dtypes.add(tensor.dtype)
-        return _Saved(tensor, self)
-
-    def hold(self, storage: torch.UntypedStorage) -> None:
-        key = storage.data_ptr()
+        # Called a hundred times in a forward: one function, and no call that can be spared.
+        self._dtypes.add(tensor.dtype)
+        saved = _Saved()
+        saved.tensor, saved.version, saved.memory = tensor, tensor._version, self
+        if tensor.layout is not torch.strided:
+            saved.key = None
+            return saved
+        storage = tensor.untyped_storage()
+        saved.key = key = storage.data_ptr()
+        holders = self._holders
+        if key in holders:
+            holders[key] += 1
+        else:
+            holders[key] = 1
+            self._sizes[key] = size = storage.nbytes()
+            self._bytes += size
+            if self._bytes > self.peak_bytes:
+                self.peak_bytes = self._bytes
         self._tensors += 1
-        self._holders[key] = self._holders.get(key, 0) + 1
-        if self._holders[key] == 1:
-            self._bytes += storage.nbytes()
-        self.peak_bytes = max(self.peak_bytes, self._bytes)
-        self.peak_tensors = max(self.peak_tensors, self._tensors)
+        if self._tensors > self.peak_tensors:
+            self.peak_tensors = self._tensors
+        return saved
 
-    def release(self, storage: torch.UntypedStorage) -> None:
-        key = storage.data_ptr()
+    def release(self, key: int) -> None:
+        """One holder of a storage less; ``key`` is its address."""
         self._tensors -= 1
-        self._holders[key] -= 1
-        if self._holders[key] == 0:
+        left = self._holders[key] - 1
+        if left:
+            self._holders[key] = left
+        else:
             del self._holders[key]
-            self._bytes -= storage.nbytes()
+            self._bytes -= self._sizes.pop(key)
 
 
 class _Mark:

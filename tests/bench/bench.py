@@ -23,8 +23,10 @@ sys.path.insert(0, str(HERE))
 
 import bare  # noqa: E402
 import experiments  # noqa: E402
+import watched  # noqa: E402
 
 from equivtest import Experiment, Plan, check, plans  # noqa: E402
+from equivtest.arms.candidate import candidate  # noqa: E402
 from equivtest.plan import layout  # noqa: E402
 from equivtest.pool import Pool, Shared  # noqa: E402
 from equivtest.report import identity, record  # noqa: E402
@@ -36,10 +38,11 @@ EXPERIMENTS = {"smallest": experiments.smallest, "4-layer LM": experiments.langu
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--only", choices=("pairs", "spawns", "start", "cases"))
+    parser.add_argument("--only", choices=("pairs", "observer", "spawns", "start", "cases"))
     chosen = parser.parse_args()
     parts = {
         "pairs": lambda: pairs(chosen.rounds),
+        "observer": lambda: observer(chosen.rounds),
         "spawns": lambda: spawns(chosen.rounds),
         "start": lambda: start(chosen.rounds),
         "cases": cases,
@@ -122,6 +125,51 @@ def _print_pair(name: str, updates: int, best: dict[str, dict[Plan, float]]) -> 
     each = " ".join(f"{ratio:.2f}" for ratio in by_plan)
     title = f"{name}, {updates} update{'s' if updates > 1 else ''}"
     print(f"{title:24}{figures}{(warm + shared) / base:8.2f}   {each}", flush=True)
+
+
+# -- the observer
+
+
+def observer(rounds: int) -> None:
+    """What watching adds to a rank, against the warm pair: a rank and what judges it."""
+    print("The observer in a warm pair of the 4-layer LM at D=2, fp32, ms of a processor")
+    print(f"{'':24}{'watched':>8}{'not':>8}{'judge':>8}{'share':>8}   by plan, A = 1 2 4 8 16")
+    pool = Pool()
+    try:
+        for updates in (1, 3):
+            _print_observer(pool, experiments.language_model(updates), rounds)
+    finally:
+        pool.close()
+    print("bar: at most 15 %\n")
+
+
+def _print_observer(pool: Pool, experiment: Experiment, rounds: int) -> None:
+    shared, at_two = Shared(experiment), [plan for plan in PLANS if plan.D == 2]
+    figures = [_observed(pool, experiment, shared, plan, rounds) for plan in at_two]
+    shares = [(seen - unseen) / (seen + judged) for seen, unseen, judged in figures]
+    each = [sum(column) / len(at_two) for column in zip(*figures, strict=True)]
+    share = (each[0] - each[1]) / (each[0] + each[2])
+    title = f"{experiment.updates} update{'s' if experiment.updates > 1 else ''}"
+    told = "".join(f"{1e3 * seconds:8.1f}" for seconds in each)
+    by_plan = " ".join(f"{100 * one:.0f} %" for one in shares)
+    print(f"{title:24}{told}{100 * share:6.0f} %   {by_plan}", flush=True)
+
+
+def _observed(
+    pool: Pool, experiment: Experiment, shared: Shared, plan: Plan, rounds: int
+) -> tuple[float, float, float]:
+    """Least seconds of the candidate watched, not watched, and of judging it."""
+    case = watched.case(experiment, shared, plan)
+    traces = pool.run(candidate, shared, case, D=2, sealed=True)
+    runs = [
+        (
+            *pool.run(watched.candidates, shared, case, D=2)[0],
+            pool.solo(watched.judging, shared, case, traces),
+        )
+        for _ in range(2 * rounds + 1)
+    ]
+    seen, unseen, judged = map(min, zip(*runs[1:], strict=True))  # the first one warms them up
+    return seen, unseen, judged
 
 
 # -- torch's own test classes
