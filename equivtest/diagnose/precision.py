@@ -77,7 +77,7 @@ def low_sums(
     corrected = [
         [_corrected(addends, t, g, way, alpha) for t, g in enumerate(held)] for held in gradients
     ]
-    told = Diagnosis(_cause(way, looked_at, alpha), looked_at.text(u, found, seen[0]), update=u)
+    told = Diagnosis(_cause(way, looked_at), looked_at.text(u, found, seen[0]), update=u)
     return LowSums(way, corrected, told)
 
 
@@ -178,7 +178,7 @@ class _LookedAt:
         )
 
 
-def _cause(way: Way, looked_at: _LookedAt, alpha: float) -> Cause:
+def _cause(way: Way, looked_at: _LookedAt) -> Cause:
     if way.accumulated:
         return Cause.LOW_PRECISION_ACCUMULATOR
     return Cause.HOOK_FP16_RANGE if _out_of_range(way, looked_at) else Cause.LOW_PRECISION_REDUCE

@@ -14,7 +14,6 @@ from itertools import accumulate
 from equivtest.causes import Cause
 from equivtest.compare.planned import scheduler_calls
 from equivtest.compare.verdict import Finding
-from equivtest.diagnose.calls import Call, calls
 from equivtest.diagnose.diagnosis import Covers, Diagnosis, exactly
 from equivtest.diagnose.evidence import Evidence
 from equivtest.diagnose.expected import (
@@ -28,7 +27,7 @@ from equivtest.diagnose.expected import (
     optimizers_of,
 )
 from equivtest.diagnose.horizon import stretched
-from equivtest.observe.trace import Trace
+from equivtest.observe.trace import Event, Trace
 
 
 @dataclass(frozen=True)
@@ -205,13 +204,17 @@ def _off(timeline: Timeline, at: Sequence[int], seen: _Seen, called: Sequence[in
     return sum(abs(timeline.events * at[u] - called[u]) for u, _ in seen.each())
 
 
+def _calls(trace: Trace) -> list[Event]:
+    return [event for event in trace.events if event.kind == "scheduler"]
+
+
 def _called(trace: Trace, n: int) -> list[int]:
     """Calls of schedulers that were seen before each of ``n`` updates, and in all."""
-    placed = calls(trace, "scheduler")
+    seen = _calls(trace)
     before = [
-        sum(c.update < u or (c.update == u and not c.attempted) for c in placed) for u in range(n)
+        sum(c.update < u or (c.update == u and not c.attempted) for c in seen) for u in range(n)
     ]
-    return [*before, len(placed)]
+    return [*before, len(seen)]
 
 
 # -- what is said
@@ -235,7 +238,7 @@ def _named(
         return f"the schedule's after {best.at[u]} calls and not after {counts.due[u]}"
 
     u, text = _values_text(timeline, counts.due, seen, whose, best.what)
-    text += _positions(calls(evidence.traces[0], "scheduler"), counts)
+    text += _positions(_calls(evidence.traces[0]))
     covers = _covers(evidence, findings, timeline, best.at, seen)
     for cause in best.causes:
         yield Diagnosis(cause, text, covers, update=u, alternatives=others)
@@ -311,9 +314,9 @@ def _number(value: object) -> str:
     return f"{value:.6g}" if isinstance(value, float) else str(value)
 
 
-def _positions(placed: Sequence[Call], counts: Counts) -> str:
+def _positions(seen: Sequence[Event]) -> str:
     """Calls between microbatches, in a clause."""
-    between = [c for c in placed if 0 < c.begun and not c.attempted]
+    between = [c for c in seen if 0 < c.begun and not c.attempted]
     if not between:
         return ""
     u = between[0].update

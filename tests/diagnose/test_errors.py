@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 from diagnose.ragged import PLAN, Net, ragged
-from meta.pieces import accumulated, backward, reducing_last, right
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from equivtest import Plan, Rank, check
 from equivtest.diagnose.errors import hint, stopped_by
+from equivtest.faults.pieces import accumulated, backward, reducing_last, right
 
 
 def static(module: nn.Module) -> nn.Module:

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import torch
 from diagnose.ragged import PLAN, ragged
-from meta.pieces import averaged, backward, finish, reducing_last, right
 
 from equivtest import Plan, Rank, check
+from equivtest.faults.pieces import averaged, backward, finish, reducing_last, right
 
 
 def reduced_each_time(rank: Rank) -> None:

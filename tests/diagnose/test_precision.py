@@ -11,12 +11,12 @@ import torch
 import torch.distributed as dist
 from diagnose.ragged import PLAN, ragged
 from faults.probes import readout
-from meta.pieces import averaged, backward, finish, reducing_last, right
 from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
 from torch.nn.parallel import DistributedDataParallel
 
 from equivtest import Plan, Rank, check
+from equivtest.faults.pieces import averaged, backward, finish, reducing_last, right
 
 ACCUMULATOR = "prec.low_precision_accumulator"
 REDUCE = "prec.low_precision_reduce"

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from meta.pieces import accumulated, backward, finish, reducing_last, right
 from torch import nn
 
 from equivtest import Rank
+from equivtest.faults.pieces import accumulated, backward, finish, reducing_last, right
 
 MOMENTS = ("momentum_buffer", "exp_avg")
 
