@@ -295,6 +295,12 @@ class Cause(StrEnum):
         "parameters before wrapping (or wrap again): model = DistributedDataParallel(module); "
         "in-place changes such as weight.copy_() are safe.",
     )
+    SOME_UNREDUCED = (
+        "sync.some_unreduced",
+        "Some parameters are never reduced, though others are: each replica trains them on its own "
+        "examples. Look for parameters that the wrapper was told to ignore, and for those that a "
+        "reduction by hand leaves out.",
+    )
     STATIC_GRAPH = (
         "sync.static_graph",
         "static_graph=True and no_sync do not go together: torch stops, or leaves reductions "

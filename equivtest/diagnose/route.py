@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from equivtest.causes import Cause
+from equivtest.diagnose import some_tensors
 from equivtest.diagnose.diagnosis import Diagnosis
 from equivtest.diagnose.evidence import Evidence, UpdateEvidence
 from equivtest.diagnose.path import until_last_backward
@@ -36,6 +37,7 @@ def told(evidence: Evidence, one: UpdateEvidence) -> Told:
     assert weighed is not None
     extra, u = weighed.extra, one.u
     causes = [*_synchronised(one), *_cleared(one), *_clipped(one), *_scaled(one)]
+    causes += [*some_tensors.unreduced(one), *some_tensors.left_over(one)]
     by_rank = any(d.cause in BY_RANK for d in causes)
     if extra.own:
         causes.append(Diagnosis(Cause.NEVER_SYNCHRONISED, f"{_own(one)}", update=u))
@@ -60,6 +62,8 @@ BY_RANK = (
     Cause.INVERTED_BOUNDARY,
     Cause.FLAG_AFTER_FORWARD,
     Cause.SCALE_DIFFERS,
+    Cause.PARAM_REPLACED,
+    Cause.SOME_UNREDUCED,
 )
 
 

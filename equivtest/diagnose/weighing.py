@@ -56,6 +56,7 @@ class Weighed:
         u: the update.
         roots: root factors over the expected ones; None where they could not be read.
         extra: what is in the gradient beside what was observed.
+        partly: what is beside it in some parameters only, by their names.
         explained: parameters whose gradient these give within tolerance.
         left: those beyond tolerance that they do not give.
         apart: the replicas began the update with other parameters.
@@ -66,6 +67,7 @@ class Weighed:
     u: int
     roots: Roots | None = None
     extra: Extra = field(default_factory=Extra)
+    partly: Mapping[str, Extra] = field(default_factory=dict)
     explained: frozenset[str] = frozenset()
     left: frozenset[str] = frozenset()
     apart: bool = False
@@ -126,23 +128,40 @@ class _Weighing:
         if read is None:
             return Weighed(self.arms.u, left=frozenset(self._names(self.beyond)))
         every = [t for t, scale in enumerate(self.replay.scale) if 0 < scale < math.inf]
-        best: tuple[Extra, list[int]] | None = None
-        for extra in self._extras(read, every):
-            fine = [t for t in every if self._holds(read, extra, t)]
-            if best is None or len(fine) > len(best[1]):
-                best = (extra, fine)
-            if len(fine) == len(every):
-                break
-        assert best is not None
-        extra, fine = best
+        extra, fine = self._best(read, self._extras(read, every), every)
+        rest = [t for t in every if t not in fine]
+        partly: dict[str, Extra] = {}
+        if fine and rest:
+            # What one extra gives of some tensors may be nothing of the loop's as a whole.
+            plain = [t for t in every if self._holds(read, Extra(), t)]
+            if plain:
+                extra, fine, rest = Extra(), plain, [t for t in every if t not in plain]
+            other, more = self._best(read, self._extras(read, rest), rest)
+            if other.own or other.earlier:  # another number on some tensors only tells nothing
+                partly = dict.fromkeys(self._names(more), other)
+                fine = [*fine, *more]
         return Weighed(
             self.arms.u,
             read,
             extra,
-            explained=frozenset(self._names(t for t in fine)),
+            partly,
+            explained=frozenset(self._names(fine)),
             left=frozenset(self._names(t for t in self.beyond if t not in fine)),
             common_values=common_values(self.seen, self.replay, self.arms.counts, precision),
         )
+
+    def _best(
+        self, read: Roots, extras: Sequence[Extra], tensors: Sequence[int]
+    ) -> tuple[Extra, list[int]]:
+        """The extra that gives most of these tensors, the first of equals; and which it gives."""
+        best: tuple[Extra, list[int]] = Extra(), []
+        for extra in extras:
+            fine = [t for t in tensors if self._holds(read, extra, t)]
+            if len(fine) > len(best[1]):
+                best = (extra, fine)
+            if len(fine) == len(tensors):
+                break
+        return best
 
     @cached_property
     def beyond(self) -> list[int]:
