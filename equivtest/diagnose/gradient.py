@@ -29,13 +29,9 @@ def gradient(evidence: Evidence) -> Iterator[Diagnosis]:
         u: _losses(one.weighed, told[u]) for u, one in weighed.items() if one.weighed is not None
     }
     named = normalisation(evidence, {u: loss for u, loss in losses.items() if loss is not None})
-    apart: set[Cause] = set()
     for u, one in weighed.items():
         assert one.weighed is not None
-        if one.weighed.apart:
-            continue
         yield from _of_update(evidence, one, one.weighed, told[u], losses[u], named)
-        apart |= {diagnosis.cause for diagnosis in told[u].causes if told[u].by_rank}
 
 
 def _losses(weighed: Weighed, told: route.Told) -> Loss | None:
@@ -107,10 +103,6 @@ def _accounted(
 
 
 def _follows(finding: Finding, u: int) -> bool:
-    """Once replicas hold other gradients they hold other parameters, and so on."""
-    if finding.update is None or finding.update < u:
-        return False
-    if finding.cause == Cause.RANKS:
-        return finding.tensor is not None
-    later = (Cause.GRADIENT, Cause.LOSS, Cause.BUFFERS)
-    return finding.update > u and finding.cause in later
+    """Once replicas hold other gradients they hold other parameters from there on."""
+    later = finding.update is not None and finding.update >= u
+    return later and finding.cause == Cause.RANKS and finding.tensor is not None

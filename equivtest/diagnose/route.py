@@ -36,10 +36,13 @@ def told(evidence: Evidence, one: UpdateEvidence) -> Told:
     weighed = one.weighed
     assert weighed is not None
     extra, u = weighed.extra, one.u
-    causes = [*_synchronised(one), *_cleared(one), *_clipped(one), *_scaled(one)]
-    causes += [*some_tensors.unreduced(one), *some_tensors.left_over(one)]
+    causes = [*some_tensors.unreduced(one), *some_tensors.left_over(one)]
+    replaced = any(d.cause is Cause.PARAM_REPLACED for d in causes)
+    if not replaced:  # it may stop all reduction
+        causes += _synchronised(one)
+    causes += [*_cleared(one), *_clipped(one), *_scaled(one)]
     by_rank = any(d.cause in BY_RANK for d in causes)
-    if extra.own:
+    if extra.own and not replaced:
         causes.append(Diagnosis(Cause.NEVER_SYNCHRONISED, f"{_own(one)}", update=u))
         by_rank = True
     if extra.cleared:
@@ -219,6 +222,14 @@ def _inside(update: UpdateTrace) -> Sequence[GradientOperation]:
 # -- a factor on everything
 
 
+def _undone(one: UpdateEvidence, factor: float) -> bool:
+    """The losses carry the inverse: a loop that reduces a sum divides by the whole count."""
+    read = None if one.weighed is None else one.weighed.roots
+    return read is not None and all(
+        math.isclose(w * factor, 1.0, rel_tol=1e-3) for w in read.found.values()
+    )
+
+
 def _factor(
     evidence: Evidence, one: UpdateEvidence, factor: float
 ) -> tuple[float, list[Diagnosis]]:
@@ -226,6 +237,8 @@ def _factor(
     D, update = len(one.seen), one.seen[0]
     by_hand = [c for c in update.collectives if c.parameters and c.phase == "after"]
     total = factor * (D if by_hand and all(c.op == "sum" for c in by_hand) else 1.0)
+    if _undone(one, total):
+        return total, []
     where = (
         f"the communication hook {update.comm_hook}"
         if update.comm_hook

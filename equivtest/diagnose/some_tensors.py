@@ -41,8 +41,8 @@ def _own(held: list[Held]) -> bool:
 
 def _partly(one: UpdateEvidence, name: str) -> bool:
     """The gradient says so where no operation does."""
-    extra = None if one.weighed is None else one.weighed.partly.get(name)
-    return extra is not None and extra.own
+    assert one.weighed is not None
+    return one.weighed.partly.get(name, one.weighed.extra).own
 
 
 def left_over(one: UpdateEvidence) -> Iterator[Diagnosis]:

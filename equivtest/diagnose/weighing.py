@@ -59,7 +59,6 @@ class Weighed:
         partly: what is beside it in some parameters only, by their names.
         explained: parameters whose gradient these give within tolerance.
         left: those beyond tolerance that they do not give.
-        apart: the replicas began the update with other parameters.
         overflowed: the gradient is not finite, and only its root factors could be read.
         common_values: each backward started from the loss of all replicas' microbatches.
     """
@@ -70,7 +69,6 @@ class Weighed:
     partly: Mapping[str, Extra] = field(default_factory=dict)
     explained: frozenset[str] = frozenset()
     left: frozenset[str] = frozenset()
-    apart: bool = False
     overflowed: bool = False
     common_values: bool = False
 
@@ -97,19 +95,10 @@ def weighed(
         gradients: by rank, in the order of ``arms.names``.
     """
     beyond = frozenset(n for n, one in zip(arms.names, a, strict=True) if not one.within)
-    starts = [update.start.parameters for update in arms.seen]
-    if any(not _same(starts[0], other) for other in starts[1:]):
-        return Weighed(arms.u, left=beyond, apart=True)
     kept = arms.replayed(keep=True)
     if not kept.by_term or not all(all(finite(part)) for part in kept.by_term.values()):
         return Weighed(arms.u, left=beyond)
     return _Weighing(arms, seen, gradients, a, kept, weights).weigh()
-
-
-def _same(a: Mapping[str, object], b: Mapping[str, object]) -> bool:
-    from equivtest.compare.continuity import all_same
-
-    return all_same(a, b)  # type: ignore[arg-type]
 
 
 @dataclass
