@@ -18,7 +18,7 @@ from equivtest.compare.gradient import AgainstReplay
 from equivtest.compare.weights import Weights
 from equivtest.diagnose.path import Held, paths
 from equivtest.diagnose.roots import Roots, Term, common_values, roots
-from equivtest.distance import MaybeTensors, accumulate, distance, finite, norm, ratio
+from equivtest.distance import MaybeTensors, accumulate, dense, distance, finite, norm, ratio
 from equivtest.observe.trace import UpdateTrace
 
 EARLIER = 4.0
@@ -212,7 +212,7 @@ class _Weighing:
         if predicted is None or given is None or predicted.shape != given.shape:
             return None
         size = float((predicted.abs() ** 2).sum())
-        along = float((predicted.conj() * given.to(predicted.dtype)).sum().real)
+        along = float((predicted.conj() * dense(given).to(predicted.dtype)).sum().real)
         return along / size if size > 0 and along else None
 
     def _with_earlier(
@@ -229,7 +229,7 @@ class _Weighing:
             predicted, given = self._predicted(read, extra, 0, t), self.gradients[0][t]
             if earlier is None or predicted is None or given is None or size == 0:
                 continue
-            rest = given.to(predicted.dtype) - predicted
+            rest = dense(given).to(predicted.dtype) - predicted
             times = float((earlier.conj() * rest).sum().real) / size
             found.append(replace(extra, earlier=times))
         return found
