@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import product
 
 from equivtest.causes import Cause
 from equivtest.diagnose import some_tensors
@@ -246,21 +247,35 @@ def _factor(
         if by_hand
         else ""
     )
-    if where and D > 1:
-        if math.isclose(total, D, rel_tol=1e-3):
-            text = f"in update {one.u} the gradient is D = {D} times the plan's: {where} sums"
-            return 1.0, [Diagnosis(Cause.HOOK_MISSING_DIVISION, text, update=one.u)]
-        if math.isclose(total, 1.0 / D, rel_tol=1e-3):
-            text = (
-                f"in update {one.u} the gradient is 1/D = 1/{D} of the plan's: {where} divides "
-                "by D once more"
-            )
-            return 1.0, [Diagnosis(Cause.HOOK_DOUBLE_DIVISION, text, update=one.u)]
-    scale = update.scale
-    if scale not in (None, 1.0) and math.isclose(total, 1.0 / scale, rel_tol=1e-3):
-        text = (
-            f"in update {one.u} the gradient is 1/{scale:g} of the plan's, and the loss scale is "
-            f"{scale:g}"
-        )
-        return 1.0, [Diagnosis(Cause.DOUBLE_UNSCALE, text, update=one.u)]
+    known = product(_of_reduction(one.u, D, where), _of_scale(one))
+    for (reduced, by_reduction), (unscaled, by_scale) in known:
+        if math.isclose(total, reduced * unscaled, rel_tol=1e-3):
+            return 1.0, [*by_reduction, *by_scale]
     return total, []
+
+
+Factor = tuple[float, list[Diagnosis]]
+"""A factor on the whole gradient, and what gives it."""
+
+
+def _of_reduction(u: int, D: int, where: str) -> Iterator[Factor]:
+    yield 1.0, []
+    if where and D > 1:
+        text = f"in update {u} the gradient is D = {D} times what it should be: {where} sums"
+        yield float(D), [Diagnosis(Cause.HOOK_MISSING_DIVISION, text, update=u)]
+        text = (
+            f"in update {u} the gradient is 1/D = 1/{D} of what it should be: {where} divides by D "
+            "once more"
+        )
+        yield 1.0 / D, [Diagnosis(Cause.HOOK_DOUBLE_DIVISION, text, update=u)]
+
+
+def _of_scale(one: UpdateEvidence) -> Iterator[Factor]:
+    yield 1.0, []
+    scales = {m.scale for update in one.seen for m in update.microbatches}
+    for scale in sorted(s for s in scales if s not in (None, 1.0)):
+        text = (
+            f"in update {one.u} the gradient is 1/{scale:g} of what it should be, and the loss scale"
+            f" {scale:g}: it was taken out twice"
+        )
+        yield 1.0 / scale, [Diagnosis(Cause.DOUBLE_UNSCALE, text, update=one.u)]

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
+
+from torch import Tensor
 
 from equivtest.arms.replay import Replay
 from equivtest.compare.arms import UpdateArms
@@ -21,8 +23,8 @@ from equivtest.diagnose.roots import Roots, Term, common_values, roots
 from equivtest.distance import MaybeTensors, accumulate, dense, distance, finite, norm, ratio
 from equivtest.observe.trace import UpdateTrace
 
-EARLIER = 4.0
-"""Tolerances beyond which an earlier group's gradient is told to be in this one."""
+UNLIKE = 1e-9
+"""Least squared sine of the angle between two gradients of which multiples are told apart."""
 
 
 @dataclass(frozen=True)
@@ -99,6 +101,10 @@ def weighed(
     if not kept.by_term or not all(all(finite(part)) for part in kept.by_term.values()):
         return Weighed(arms.u, left=beyond)
     return _Weighing(arms, seen, gradients, a, kept, weights).weigh()
+
+
+def _dot(a: Tensor, b: Tensor) -> float:
+    return float((a.conj() * b).sum().real)
 
 
 @dataclass
@@ -193,7 +199,7 @@ class _Weighing:
             plain += [Extra(own=True)]
             plain += [Extra(cleared=k, own=True) for k in range(A - 1, 0, -1)]
         plain += self._decaying(read)
-        return plain + self._with_earlier(read, every, plain[:1])
+        return plain + self._with_earlier(read, every)
 
     def _decaying(self, read: Roots) -> list[Extra]:
         """One factor on every loss that is taken out after each backward, of all there is."""
@@ -215,23 +221,28 @@ class _Weighing:
         along = float((predicted.conj() * dense(given).to(predicted.dtype)).sum().real)
         return along / size if size > 0 and along else None
 
-    def _with_earlier(
-        self, read: Roots, every: Sequence[int], plain: Sequence[Extra]
-    ) -> list[Extra]:
-        """An earlier group's gradient times what fits it best on the largest tensors."""
+    def _with_earlier(self, read: Roots, every: Sequence[int]) -> list[Extra]:
+        """An earlier group's gradient times what fits it best on the tensor that holds most of it.
+
+        Beside the plan's as it is, and beside the plan's times what fits that best.
+        """
         if self.arms.u == 0 or not every:
             return []
-        found = []
         t = max(every, key=lambda t: norm(self._earlier(0, t)))
-        earlier = self._earlier(0, t)
-        size = norm(earlier) ** 2
-        for extra in plain:
-            predicted, given = self._predicted(read, extra, 0, t), self.gradients[0][t]
-            if earlier is None or predicted is None or given is None or size == 0:
-                continue
-            rest = dense(given).to(predicted.dtype) - predicted
-            times = float((earlier.conj() * rest).sum().real) / size
-            found.append(replace(extra, earlier=times))
+        earlier, given = self._earlier(0, t), self.gradients[0][t]
+        predicted = self._predicted(read, Extra(), 0, t)
+        if earlier is None or predicted is None or given is None or not norm(earlier):
+            return []
+        target = dense(given).to(predicted.dtype)
+        alone = _dot(earlier, target - predicted) / _dot(earlier, earlier)
+        gram = [[_dot(a, b) for b in (predicted, earlier)] for a in (predicted, earlier)]
+        moment = [_dot(predicted, target), _dot(earlier, target)]
+        determinant = gram[0][0] * gram[1][1] - gram[0][1] * gram[1][0]
+        found = [Extra(earlier=alone)]
+        if determinant > UNLIKE * gram[0][0] * gram[1][1]:
+            factor = (moment[0] * gram[1][1] - moment[1] * gram[0][1]) / determinant
+            times = (moment[1] * gram[0][0] - moment[0] * gram[1][0]) / determinant
+            found.append(Extra(factor=factor, earlier=times))
         return found
 
     def _earlier(self, rank: int, t: int):  # type: ignore[no-untyped-def]

@@ -139,11 +139,12 @@ class OpenUpdate:
         """The update as a trace, with the state in which the next one finds it."""
         assert self.start is not None, "an attempted update has a start"
         gradient = self.gradient or self.normed
+        used = self.used()
         if gradient is None and self.accumulated is not None:
             gradient = self.accumulated
-            if self.scale is not None:
-                gradient = divided(gradient, self.scale)
-        used = self.used()
+            if self.scale is not None:  # unscaling takes out the scale of the last backward
+                scales = [m.scale for m in used.values() if m.scale is not None]
+                gradient = divided(gradient, float(scales[-1] if scales else self.scale))
         return UpdateTrace(
             microbatches=tuple(m.freeze() for m in used.values()),
             start=self.start,
