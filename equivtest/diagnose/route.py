@@ -275,7 +275,7 @@ def _of_scale(one: UpdateEvidence) -> Iterator[Factor]:
     scales = {m.scale for update in one.seen for m in update.microbatches}
     for scale in sorted(s for s in scales if s not in (None, 1.0)):
         text = (
-            f"in update {one.u} the gradient is 1/{scale:g} of what it should be, and the loss scale"
-            f" {scale:g}: it was taken out twice"
+            f"in update {one.u} the gradient is 1/{scale:g} of what it should be, and the loss "
+            f"scale {scale:g}: it was taken out twice"
         )
         yield 1.0 / scale, [Diagnosis(Cause.DOUBLE_UNSCALE, text, update=one.u)]
