@@ -5,7 +5,7 @@ A clip by norm that comes too early is a factor, and weights show it. Clamping i
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -16,7 +16,7 @@ from equivtest.compare.value_clip import ValueClip
 from equivtest.diagnose.addends import Addends
 from equivtest.diagnose.clip import early, place
 from equivtest.diagnose.diagnosis import Diagnosis
-from equivtest.diagnose.path import JOINT, until_last_backward
+from equivtest.diagnose.path import concerning, in_turn
 from equivtest.distance import MaybeTensors, dense, distance, ratio
 from equivtest.observe.trace import GradientOperation, UpdateTrace
 
@@ -94,23 +94,20 @@ class _Play:
 
     def left(self, t: int, *, clamping: bool) -> list[Tensor] | None:
         """``.grad`` by rank; None where ranks do not go together or nothing is there."""
-        name, D = self.names[t], len(self.seen)
-        own = [list(_of(name, update)) for update in self.seen]
+        D = len(self.seen)
+        own = [list(concerning(self.names[t], update.operations)) for update in self.seen]
+        order = in_turn(own)
         held: list[Tensor | None] = [None] * D
-        position = [0] * D
-        while True:
-            for r in range(D):
-                while position[r] < len(own[r]) and own[r][position[r]].kind not in JOINT:
-                    held[r] = self._alone(t, r, own[r][position[r]], held[r], clamping)
-                    position[r] += 1
-            joint = [own[r][at].kind for r, at in enumerate(position) if at < len(own[r])]
-            if not joint:
-                return self._unscaled([h for h in held if h is not None], own)
-            if len(joint) < D or any(h is None for h in held) or len(set(joint)) > 1:
+        for rank, op in order or ():
+            if rank is not None:
+                held[rank] = self._alone(t, rank, op, held[rank], clamping)
+                continue
+            given = [h for h in held if h is not None]
+            if len(given) < D:
                 return None
-            total = torch.stack([h for h in held if h is not None]).sum(0)
-            held = [total * (1.0 / D if joint[0] == "reduce" else self.share)] * D
-            position = [at + 1 for at in position]
+            total = torch.stack(given).sum(0)
+            held = [total * (1.0 / D if op.kind == "reduce" else self.share)] * D
+        return None if order is None else self._unscaled([h for h in held if h is not None], own)
 
     def _alone(
         self, t: int, r: int, op: GradientOperation, held: Tensor | None, clamping: bool
@@ -135,12 +132,6 @@ class _Play:
             h / update.scale if update.scale and not any(op.kind == "unscale" for op in own) else h
             for h, own, update in zip(held, operations, self.seen, strict=True)
         ]
-
-
-def _of(name: str, update: UpdateTrace) -> Iterator[GradientOperation]:
-    for op in until_last_backward(update.operations):
-        if op.parameters is None or name in op.parameters:
-            yield op
 
 
 def _told(u: int, seen: UpdateTrace, first: GradientOperation, bound: float) -> Diagnosis:

@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import product
 
 from equivtest.causes import Cause
 
-Key = tuple[int, int]
+Counts = Sequence[Sequence[float]]
+"""By replica and microbatch."""
 
 
 @dataclass(frozen=True)
@@ -23,22 +24,25 @@ class Setting:
     """One group: what its microbatches count, in one term of the loss.
 
     Attributes:
-        supervised, examples: by replica and microbatch.
-        others: counts that a loop may take for the supervised elements, by their name in words.
+        supervised: elements of each microbatch.
+        examples: of each microbatch.
         full: microbatches of a replica in a full group.
+        others: counts that a loop may take for the supervised elements, by their name in words.
     """
 
-    supervised: Sequence[Sequence[float]]
+    supervised: Counts
     examples: Sequence[Sequence[int]]
-    others: Mapping[str, Sequence[Sequence[float]]]
     full: int
+    others: Mapping[str, Counts] = field(default_factory=dict)
 
     @property
     def replicas(self) -> int:
+        """D."""
         return len(self.supervised)
 
     @property
     def accumulations(self) -> int:
+        """A, of this group."""
         return len(self.supervised[0])
 
 
@@ -47,6 +51,7 @@ class Reading:
     """One way to read weights: the causes that together give them.
 
     Attributes:
+        weight: of a microbatch (replica, number) in a group; NaN where that divides by zero.
         says: what the loop does, in words.
     """
 
@@ -68,9 +73,13 @@ RELATIVE = frozenset(
 """Causes that weigh microbatches, or updates, unlike each other."""
 
 SCALARS = frozenset({Cause.DOUBLE_ACCUM_DIVISION, Cause.MISSING_WORLD_SIZE})
+"""Two causes that are told together although neither is relative: 1/(A D) is theirs alone."""
 
-Counts = Sequence[Sequence[float]]
 Form = Callable[[Setting, Counts, int, int], float]
+"""A microbatch's weight where the loop takes these counts for the supervised elements."""
+
+Scalar = Callable[[Setting], float]
+"""A factor on every microbatch of a group."""
 
 
 def _total(counts: Counts) -> float:
@@ -115,11 +124,19 @@ def _undivided(s: Setting, c: Counts, r: int, k: int) -> float:
 
 
 def readings(settings: Sequence[Setting]) -> list[Reading]:
-    """All readings for groups of one case, those with the fewest causes first."""
+    """All readings for groups of one case, those with the fewest causes first.
+
+    Args:
+        settings: one or more, with as many replicas and the same ``others`` by name.
+    """
     D, A = settings[0].replicas, max(s.accumulations for s in settings)
     found = [
-        Reading(causes | miscounted | scaled, _times(form, name, factor), _words(says, name, word))
-        for (causes, form, says), (miscounted, name), (scaled, factor, word) in product(
+        Reading(
+            frozenset(cause for cause in (own, miscounted, scaled) if cause is not None),
+            _times(form, name, factor),
+            _words(says, name, word),
+        )
+        for (own, form, says), (miscounted, name), (scaled, factor, word) in product(
             _forms(D, A), _counts(settings), _scalars(settings, D, A)
         )
         if not (name and form is _undivided)
@@ -133,9 +150,7 @@ def _telling(reading: Reading) -> bool:
     return len(named) < 2 or bool(named & RELATIVE) or named == SCALARS
 
 
-def _times(
-    form: Form, name: str, factor: Callable[[Setting], float]
-) -> Callable[[Setting, int, int], float]:
+def _times(form: Form, name: str, factor: Scalar) -> Callable[[Setting, int, int], float]:
     def weight(s: Setting, r: int, k: int) -> float:
         return form(s, s.others[name] if name else s.supervised, r, k) * factor(s)
 
@@ -147,76 +162,51 @@ def _words(says: str, name: str, scalar: str) -> str:
     return f"{counted}{scalar}"
 
 
-def _forms(D: int, A: int) -> Iterator[tuple[frozenset[Cause], Form, str]]:
-    yield frozenset(), _group, "divides by the group's count"
+def _forms(D: int, A: int) -> Iterator[tuple[Cause | None, Form, str]]:
+    yield None, _group, "divides by the group's count"
     if D == 1 and A > 1:
-        alone = frozenset({Cause.MEAN_OF_MEANS_ACCUM})
-        yield alone, _means, "averages the microbatches' means, each over its own count"
+        says = "averages the microbatches' means, each over its own count"
+        yield Cause.MEAN_OF_MEANS_ACCUM, _means, says
     if D > 1 and A > 1:
-        both, accum = {Cause.MEAN_OF_MEANS_BOTH}, {Cause.MEAN_OF_MEANS_ACCUM}
-        yield frozenset(both), _means, "averages the means of all microbatches, each over its count"
-        yield (
-            frozenset(accum),
-            _means_in_replica,
-            "averages the microbatches' means in each replica, and weighs replicas by their count",
+        says = "averages the means of all microbatches, each over its count"
+        yield Cause.MEAN_OF_MEANS_BOTH, _means, says
+        says = (
+            "averages the microbatches' means in each replica, and weighs replicas by their count"
         )
-        across = "averages the means over accumulations, each over its own count of all replicas"
-        yield frozenset(accum), _means_across, across
+        yield Cause.MEAN_OF_MEANS_ACCUM, _means_in_replica, says
+        says = "averages the means over accumulations, each over its own count of all replicas"
+        yield Cause.MEAN_OF_MEANS_ACCUM, _means_across, says
     if D > 1:
-        local = frozenset({Cause.LOCAL_DENOMINATOR_DP})
-        yield local, _local, "divides by each replica's own count"
+        yield Cause.LOCAL_DENOMINATOR_DP, _local, "divides by each replica's own count"
     if A > 1:
-        summed = frozenset({Cause.MISSING_ACCUM_DIVISION})
-        yield summed, _summed_means, "adds up the microbatches' means, each over its own count"
-    mismatch = frozenset({Cause.WEIGHT_DENOMINATOR_MISMATCH})
-    yield mismatch, _by_examples, "weighs means over their own count by shares of examples"
-    yield frozenset({Cause.MISSING_DIVISION}), _undivided, "divides by no count at all"
+        says = "adds up the microbatches' means, each over its own count"
+        yield Cause.MISSING_ACCUM_DIVISION, _summed_means, says
+    says = "weighs means over their own count by shares of examples"
+    yield Cause.WEIGHT_DENOMINATOR_MISMATCH, _by_examples, says
+    yield Cause.MISSING_DIVISION, _undivided, "divides by no count at all"
 
 
-def _counts(settings: Sequence[Setting]) -> Iterator[tuple[frozenset[Cause], str]]:
-    yield frozenset(), ""
+def _counts(settings: Sequence[Setting]) -> Iterator[tuple[Cause | None, str]]:
+    yield None, ""
     for name in settings[0].others:
-        yield frozenset({Cause.MISCOUNTED}), name
+        yield Cause.MISCOUNTED, name
 
 
 def _scalars(
     settings: Sequence[Setting], D: int, A: int
-) -> Iterator[tuple[frozenset[Cause], Callable[[Setting], float], str]]:
-    yield frozenset(), lambda s: 1.0, ""
+) -> Iterator[tuple[Cause | None, Scalar, str]]:
+    yield None, lambda s: 1.0, ""
     if D > 1:
-        yield (
-            frozenset({Cause.MISSING_WORLD_SIZE}),
-            lambda s: 1.0 / s.replicas,
-            ", and by D once more",
-        )
-        yield (
-            frozenset({Cause.SUM_CONVENTION}),
-            lambda s: float(s.replicas),
-            ", and multiplies by D",
-        )
+        yield Cause.MISSING_WORLD_SIZE, lambda s: 1.0 / s.replicas, ", and by D once more"
+        yield Cause.SUM_CONVENTION, lambda s: float(s.replicas), ", and multiplies by D"
     if A > 1:
-        double = frozenset({Cause.DOUBLE_ACCUM_DIVISION})
-        yield (
-            double,
-            lambda s: 1.0 / s.accumulations,
-            ", and by the number of accumulations once more",
-        )
-        yield (
-            frozenset({Cause.MISSING_ACCUM_DIVISION}),
-            lambda s: float(s.accumulations),
-            ", and never by the number of accumulations",
-        )
+        word = ", and by the number of accumulations once more"
+        yield Cause.DOUBLE_ACCUM_DIVISION, lambda s: 1.0 / s.accumulations, word
+        word = ", and never by the number of accumulations"
+        yield Cause.MISSING_ACCUM_DIVISION, lambda s: float(s.accumulations), word
     if any(s.accumulations != s.full for s in settings):
-        partial = frozenset({Cause.PARTIAL_DIVISOR})
-        yield (
-            partial,
-            lambda s: s.accumulations / s.full,
-            ", with the number of accumulations of a full group",
-        )
+        word = ", with the number of accumulations of a full group"
+        yield Cause.PARTIAL_DIVISOR, lambda s: s.accumulations / s.full, word
     sizes = {m for s in settings for replica in s.examples for m in replica}
     if len(sizes) == 1 and (m := sizes.pop()) > 1:
-        yield (
-            frozenset({Cause.SUM_CONVENTION}),
-            lambda s: float(m * s.replicas),
-            ", and multiplies by m and D",
-        )
+        yield Cause.SUM_CONVENTION, lambda s: float(m * s.replicas), ", and multiplies by m and D"

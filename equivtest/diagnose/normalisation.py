@@ -145,7 +145,7 @@ def _counts_are_examples(evidence: Evidence) -> bool:
 def _setting(evidence: Evidence, one: UpdateEvidence, term: str) -> Setting:
     examples = [[len(ids) for ids in replica] for replica in one.used.ids]
     supervised = [[counts.get(term, 0.0) for counts in replica] for replica in one.counts]
-    setting = Setting(supervised, examples, {}, evidence.case.plan.A)
+    setting = Setting(supervised, examples, evidence.case.plan.A)
     return replace(setting, others=dict(_others(evidence, one, setting)))
 
 

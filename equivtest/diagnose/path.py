@@ -1,4 +1,4 @@
-"""What each rank's ``.grad`` holds when a group ends, as its operations leave it: bookkeeping.
+"""What each rank's ``.grad`` holds when a group ends, as its operations leave it. Pure.
 
 A microbatch's weight is 1 where the reduced gradient holds of it what the plan asks for. Its own
 backward adds D of it on its replica, for the wrapper's average divides by D; root factors are not
@@ -15,13 +15,19 @@ Key = tuple[int, int]
 """Replica and microbatch."""
 
 Held = Mapping[Key, float]
+"""Weights of the microbatches that one rank's ``.grad`` holds."""
 
 JOINT = ("reduce", "collective")
 """Operations that all ranks do together."""
 
+ADDING = ("backward", *JOINT)
+"""Operations that bring something into ``.grad``."""
+
 
 def paths(seen: Sequence[UpdateTrace], names: Sequence[str]) -> dict[str, list[Held] | None]:
-    """By parameter, the weights that each rank holds; None where ranks do not go together.
+    """By parameter, the weights that each rank holds.
+
+    None where ranks do not go together, or no rank's operations were seen.
 
     Args:
         seen: the update by rank.
@@ -31,14 +37,15 @@ def paths(seen: Sequence[UpdateTrace], names: Sequence[str]) -> dict[str, list[H
     known: dict[tuple[tuple[GradientOperation, ...], ...], list[Held] | None] = {}
     found = {}
     for name in names:
-        own = tuple(tuple(_of(name, update.operations)) for update in seen)
+        own = tuple(tuple(concerning(name, update.operations)) for update in seen)
         if own not in known:
-            known[own] = _run(seen, own)
+            known[own] = _held(seen, own)
         found[name] = known[own]
     return found
 
 
-def _of(name: str, operations: Sequence[GradientOperation]) -> Iterator[GradientOperation]:
+def concerning(name: str, operations: Sequence[GradientOperation]) -> Iterator[GradientOperation]:
+    """What happens to one parameter's gradient before the update's clip."""
     for one in until_last_backward(operations):
         if one.parameters is None or name in one.parameters:
             yield one
@@ -48,64 +55,78 @@ def until_last_backward(
     operations: Sequence[GradientOperation],
 ) -> Sequence[GradientOperation]:
     """What comes before the update's clip: an unscale after it, but no clip and no zeroing."""
-    last = max(
-        (i for i, one in enumerate(operations) if one.kind in ("backward", *JOINT)), default=-1
-    )
-    after = operations[last + 1 :]
-    unscales = [one for one in after if one.kind == "unscale"]
+    last = max((i for i, one in enumerate(operations) if one.kind in ADDING), default=-1)
+    unscales = [one for one in operations[last + 1 :] if one.kind == "unscale"]
     return [*operations[: last + 1], *unscales]
 
 
-def _run(
+def in_turn(
+    operations: Sequence[Sequence[GradientOperation]],
+) -> list[tuple[int | None, GradientOperation]] | None:
+    """Operations of all ranks in an order in which they may happen, each with its rank.
+
+    Those that all ranks do together come once, without a rank. None where ranks do not go together:
+    one waits for another that has ended, or for another kind.
+
+    Args:
+        operations: of each rank, in its own order.
+    """
+    order: list[tuple[int | None, GradientOperation]] = []
+    reached = [0] * len(operations)
+    while True:
+        for rank, own in enumerate(operations):
+            while reached[rank] < len(own) and own[reached[rank]].kind not in JOINT:
+                order.append((rank, own[reached[rank]]))
+                reached[rank] += 1
+        joint = [own[at] for at, own in zip(reached, operations, strict=True) if at < len(own)]
+        if not joint:
+            return order
+        if len(joint) < len(operations) or len({one.kind for one in joint}) > 1:
+            return None
+        order.append((None, joint[0]))
+        reached = [at + 1 for at in reached]
+
+
+def _held(
     seen: Sequence[UpdateTrace], operations: Sequence[Sequence[GradientOperation]]
 ) -> list[Held] | None:
-    D = len(seen)
+    order = in_turn(operations)
+    if order is None:
+        return None
     held: list[dict[Key, float]] = [{} for _ in seen]
-    position = [0] * D
-    while True:
-        joint: list[GradientOperation] = []
-        for r, own in enumerate(operations):
-            position[r] = _until_joint(r, D, seen[r], own, position[r], held[r])
-            if position[r] < len(own):
-                joint.append(own[position[r]])
-        if not joint:
-            break
-        if len(joint) < D or len({one.kind for one in joint}) > 1:
-            return None
-        share = 1.0 / D if joint[0].kind == "reduce" else 1.0
-        total: dict[Key, float] = {}
-        for mine in held:
-            for key, weight in mine.items():
-                total[key] = total.get(key, 0.0) + weight * share
-        held = [dict(total) for _ in seen]
-        position = [at + 1 for at in position]
-    for r, update in enumerate(seen):
-        if update.scale is not None and not any(one.kind == "unscale" for one in operations[r]):
-            _multiply(held[r], 1.0 / update.scale)
+    for rank, one in order:
+        if rank is None:
+            share = 1.0 / len(seen) if one.kind == "reduce" else 1.0
+            held = [_added_up(held, share) for _ in seen]
+        else:
+            _alone(rank, one, seen, held[rank])
+    for update, own, mine in zip(seen, operations, held, strict=True):
+        if update.scale is not None and not any(one.kind == "unscale" for one in own):
+            _multiply(mine, 1.0 / update.scale)
     return list(held)
 
 
-def _until_joint(
-    r: int,
-    D: int,
-    update: UpdateTrace,
-    operations: Sequence[GradientOperation],
-    at: int,
-    held: dict[Key, float],
-) -> int:
-    """Do what rank ``r`` does alone, from ``at`` on; where it waits for the others."""
-    while at < len(operations) and operations[at].kind not in JOINT:
-        one = operations[at]
-        if one.kind == "backward":
-            for k in one.microbatches:
-                scale = update.microbatches[k].scale if k < len(update.microbatches) else None
-                held[r, k] = held.get((r, k), 0.0) + D * (scale or 1.0)
-        elif one.kind == "zero":
-            held.clear()
-        else:
-            _multiply(held, one.factor)
-        at += 1
-    return at
+def _added_up(held: Sequence[Held], share: float) -> dict[Key, float]:
+    total: dict[Key, float] = {}
+    for mine in held:
+        for key, weight in mine.items():
+            total[key] = total.get(key, 0.0) + weight * share
+    return total
+
+
+def _alone(
+    rank: int, one: GradientOperation, seen: Sequence[UpdateTrace], held: dict[Key, float]
+) -> None:
+    """Do in place what a rank does by itself."""
+    if one.kind == "backward":
+        microbatches = seen[rank].microbatches
+        for k in one.microbatches:
+            scale = microbatches[k].scale if k < len(microbatches) else None
+            held[rank, k] = held.get((rank, k), 0.0) + len(seen) * (scale or 1.0)
+    elif one.kind == "zero":
+        held.clear()
+    else:
+        _multiply(held, one.factor)
 
 
 def _multiply(held: dict[Key, float], factor: float) -> None:

@@ -2,23 +2,27 @@
 
 Where the loop makes its losses as ``Loss`` the root factor was observed. A loop with a loss of its
 own starts its backward from a value: over the replay's loss of the same microbatch that is its
-factor, to the rounding of a forward.
+factor, to the rounding of a forward. Pure.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from equivtest.arms.replay import Replay
 from equivtest.batches import Counts, denominator
 from equivtest.compare.tolerance import FORWARD_UNITS
-from equivtest.observe.trace import UpdateTrace
+from equivtest.observe.trace import MicrobatchTrace, UpdateTrace
 from equivtest.precision import Precision
 
 FACTOR = 16.0
 """Roundoffs that an observed factor may be off: a few divisions and products of the loop's own."""
+
+VALUE = 4 * FORWARD_UNITS
+"""Roundoffs that a value may be off the replay's: those of the forwards that made the two."""
 
 Term = tuple[int, int, str]
 """Replica, microbatch and term of the loss."""
@@ -31,12 +35,13 @@ class Roots:
     Attributes:
         found: by replica, microbatch and term; 1 is what the plan asks for.
         tolerance: relative, of each.
-        read: ``factors``, ``values`` or ``weights``: where they were read from.
+        read: where they were read from: ``factors`` and ``values`` were observed, ``weights`` were
+            fitted to the gradient.
     """
 
     found: Mapping[Term, float]
     tolerance: float
-    read: str
+    read: Literal["factors", "values", "weights"]
 
     @property
     def right(self) -> bool:
@@ -47,44 +52,63 @@ class Roots:
 def roots(
     seen: Sequence[UpdateTrace], replay: Replay, counts: Counts, precision: Precision
 ) -> Roots | None:
-    """Read from what was observed; None where neither factors nor values were."""
-    D = len(seen)
+    """Read from what was observed; None where neither factors nor values were.
+
+    Args:
+        seen: the update by rank.
+        counts: supervised elements of the whole group, by term.
+    """
+    factors = _from_factors(seen, replay, counts)
+    if factors is not None:
+        return Roots(factors, FACTOR * replay.factor_u, "factors") if factors else None
+    values = _from_values(seen, replay, counts)
+    return Roots(values, VALUE * precision.u, "values") if values else None
+
+
+def _from_factors(
+    seen: Sequence[UpdateTrace], replay: Replay, counts: Counts
+) -> dict[Term, float] | None:
+    """None where the factor of a term that counts was not observed."""
     found: dict[Term, float] = {}
-    for r, update in enumerate(seen):
-        for k, microbatch in enumerate(update.microbatches):
-            terms = replay.terms.get((r, k), ())
-            for index, term in enumerate(terms):
-                if term is None or not replay.counts[r, k][index]:
-                    continue
-                factor = microbatch.factors[index] if index < len(microbatch.factors) else None
-                if factor is None:
-                    return _from_values(seen, replay, counts, precision)
-                wanted = D / denominator(counts, term) * (microbatch.scale or 1.0)
-                found[r, k, term] = factor / wanted
-    return Roots(found, FACTOR * replay.factor_u, "factors") if found else None
+    for r, k, microbatch in _microbatches(seen):
+        for index, term in enumerate(replay.terms.get((r, k), ())):
+            if term is None or not replay.counts[r, k][index]:
+                continue
+            factor = microbatch.factors[index] if index < len(microbatch.factors) else None
+            if factor is None:
+                return None
+            wanted = len(seen) / denominator(counts, term) * (microbatch.scale or 1.0)
+            found[r, k, term] = factor / wanted
+    return found
 
 
 def _from_values(
-    seen: Sequence[UpdateTrace], replay: Replay, counts: Counts, precision: Precision
-) -> Roots | None:
-    D = len(seen)
+    seen: Sequence[UpdateTrace], replay: Replay, counts: Counts
+) -> dict[Term, float] | None:
+    """None where a microbatch that counts has no backward of its own that started from a number."""
     found: dict[Term, float] = {}
+    backwards = [[m.backward for m in update.microbatches] for update in seen]
+    for r, k, microbatch in _microbatches(seen):
+        if not any(replay.counts.get((r, k), ())):
+            continue
+        value, wanted = _value(microbatch), len(seen) * expected_value(replay, counts, r, k)
+        if value is None or not wanted or backwards[r].count(microbatch.backward) > 1:
+            return None
+        if not math.isfinite(value / wanted):
+            return None
+        found |= {(r, k, t): value / wanted for t in replay.terms[r, k] if t is not None}
+    return found
+
+
+def _microbatches(seen: Sequence[UpdateTrace]) -> Iterator[tuple[int, int, MicrobatchTrace]]:
     for r, update in enumerate(seen):
         for k, microbatch in enumerate(update.microbatches):
-            value = expected_value(replay, counts, r, k)
-            if not any(replay.counts.get((r, k), ())):
-                continue
-            alone = [m.backward for m in update.microbatches].count(microbatch.backward) == 1
-            if microbatch.root is None or not alone or not value:
-                return None
-            factor = microbatch.root / (value * D * (microbatch.scale or 1.0))
-            if not math.isfinite(factor):
-                return None
-            for term in replay.terms[r, k]:
-                if term is not None:
-                    found[r, k, term] = factor
-    tolerance = 4 * FORWARD_UNITS * precision.u
-    return Roots(found, tolerance, "values") if found else None
+            yield r, k, microbatch
+
+
+def _value(microbatch: MicrobatchTrace) -> float | None:
+    """What the backward started from, without the loss scale."""
+    return None if microbatch.root is None else microbatch.root / (microbatch.scale or 1.0)
 
 
 def expected_value(replay: Replay, counts: Counts, r: int, k: int) -> float:
@@ -105,15 +129,13 @@ def common_values(
     On more than one replica, whose own losses differ: a collective that has no gradient makes it.
     """
     D = len(seen)
-    if D == 1:
+    if len({expected_value(replay, counts, r, 0) for r in range(D)}) == 1:
         return False
     found = []
-    for update in seen:
-        for k, microbatch in enumerate(update.microbatches):
-            whole = sum(expected_value(replay, counts, r, k) for r in range(D))
-            if microbatch.root is None:
-                return False
-            value = microbatch.root / (microbatch.scale or 1.0)
-            found.append(math.isclose(value, whole, rel_tol=4 * FORWARD_UNITS * precision.u))
-    own = {expected_value(replay, counts, r, 0) for r in range(D)}
-    return bool(found) and all(found) and len(own) > 1
+    for _, k, microbatch in _microbatches(seen):
+        whole, value = (
+            sum(expected_value(replay, counts, r, k) for r in range(D)),
+            _value(microbatch),
+        )
+        found.append(value is not None and math.isclose(value, whole, rel_tol=VALUE * precision.u))
+    return bool(found) and all(found)
