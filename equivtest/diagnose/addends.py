@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import product
 from typing import Literal
 
@@ -12,7 +12,9 @@ import torch
 from torch import Tensor
 
 from equivtest.arms.replay import Replay
+from equivtest.diagnose.path import Key, until_last_backward
 from equivtest.distance import MaybeTensors, dense, norm
+from equivtest.observe.trace import UpdateTrace
 from equivtest.precision import unit_roundoff
 
 LOW = (torch.bfloat16, torch.float16, torch.float32)
@@ -41,12 +43,14 @@ class Addends:
         replay: that kept its microbatches' parts.
         dtypes: of the loop's gradient, by tensor; None where it has none.
         replicas, microbatches: how many there are, of these in each replica.
+        weights: how often each counts in its replica's own sum; once where it is not in here.
     """
 
     replay: Replay
     dtypes: Sequence[torch.dtype | None]
     replicas: int
     microbatches: int
+    weights: Mapping[Key, float] = field(default_factory=dict)
 
     @classmethod
     def of(cls, replay: Replay, like: MaybeTensors) -> Addends | None:
@@ -59,6 +63,16 @@ class Addends:
             return None
         r, k = max(replay.parts)
         return cls(replay, [None if g is None else g.dtype for g in like], r + 1, k + 1)
+
+    def as_held(self, seen: Sequence[UpdateTrace]) -> Addends:
+        """With what clears and clips left of each in ``.grad`` up to the last backward."""
+        weights = {
+            (r, k): held.get(k, 0.0)
+            for r, update in enumerate(seen)
+            for held in [_held(update)]
+            for k in range(self.microbatches)
+        }
+        return replace(self, weights={} if set(weights.values()) == {1.0} else weights)
 
     def ways(self, dtype: torch.dtype) -> Iterator[Way]:
         """Every way that differs from a sum in ``dtype``, the simpler ones first."""
@@ -103,7 +117,21 @@ class Addends:
         part, dtype = self.replay.parts[r, k][t], self.dtypes[t]
         if part is None or dtype is None:
             return None
-        return (dense(part) / self.replay.corrections[r, k]).to(dtype)
+        weight = self.weights.get((r, k), 1.0)
+        return (dense(part) / self.replay.corrections[r, k] * weight).to(dtype)
+
+
+def _held(update: UpdateTrace) -> dict[int, float]:
+    """Weights of a replica's microbatches by what happened to ``.grad``; unscaling left out."""
+    held: dict[int, float] = {}
+    for op in until_last_backward(update.operations):
+        if op.kind == "backward":
+            held |= {k: held.get(k, 0.0) + 1.0 for k in op.microbatches}
+        elif op.kind == "zero":
+            held = {}
+        elif op.kind == "clip":
+            held = {k: weight * op.factor for k, weight in held.items()}
+    return held
 
 
 def _accumulated(given: Sequence[Tensor], way: Way | None) -> Tensor | None:

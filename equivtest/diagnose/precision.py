@@ -69,10 +69,23 @@ def low_sums(
     addends = Addends.of(replay, gradients[0])
     if addends is None:
         return None
-    looked_at = _LookedAt(addends, gradients[0], replay)
-    found = looked_at.found()
-    if found is None:
-        return None
+    held = addends.as_held(seen) if seen[0].operations else addends
+    for weighed in (addends, held) if held.weights else (addends,):
+        looked_at = _LookedAt(weighed, addends, gradients[0], replay)
+        found = looked_at.found()
+        if found is not None:
+            return _low_sums(u, weighed, looked_at, found, gradients, seen)
+    return None
+
+
+def _low_sums(
+    u: int,
+    addends: Addends,
+    looked_at: _LookedAt,
+    found: _Prediction,
+    gradients: Sequence[MaybeTensors],
+    seen: Sequence[UpdateTrace],
+) -> LowSums:
     way, alpha = found.way, found.alpha
     corrected = [
         [_corrected(addends, t, g, way, alpha) for t, g in enumerate(held)] for held in gradients
@@ -94,9 +107,15 @@ def _corrected(
 
 
 class _LookedAt:
-    """The tensors on which ways are tried."""
+    """The tensors on which ways are tried.
 
-    def __init__(self, addends: Addends, gradient: MaybeTensors, replay: Replay) -> None:
+    Args:
+        planned: the addends as the plan has them, each once.
+    """
+
+    def __init__(
+        self, addends: Addends, planned: Addends, gradient: MaybeTensors, replay: Replay
+    ) -> None:
         self.addends, self.scale = addends, replay.scale
         sizes = {
             t: g.numel()
@@ -114,7 +133,7 @@ class _LookedAt:
         self.full = {t: self.candidates(t, None) for t in self.at}
         wanted = [replay.expected[t] for t in self.at]
         # What the plan makes of one unit of the average, and what the loop seems to.
-        self.planned = fitted(wanted, [self.full[t][0] for t in self.at])
+        self.planned = fitted(wanted, [planned.average(t) for t in self.at])
 
     def candidates(self, t: int, way: Way | None) -> list[Tensor]:
         return [one for one in self.addends.summed(t, way) if one is not None]

@@ -14,6 +14,7 @@ from faults.probes import readout
 from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
 from torch.nn.parallel import DistributedDataParallel
+from torch.nn.utils import clip_grad_norm_
 
 from equivtest import Plan, Rank, check
 from equivtest.faults.pieces import averaged, backward, finish, reducing_last, right
@@ -113,18 +114,21 @@ def test_a_hook_that_compresses_is_a_low_reduction() -> None:
     assert check(ragged(), PLAN, wrap=compressed).causes == (REDUCE,)
 
 
-@pytest.mark.parametrize("loop", [Accumulated(BF16, factor=1 / 3), Reduced(BF16, "first", 1 / 3)])
-def test_what_the_sum_loses_is_taken_out_before_another_fault_is_looked_for(loop: Any) -> None:
-    """Divided by A once more as well: both are named, and nothing else."""
-    verdict = check(ragged(), PLAN, loop=loop)
-    assert len(verdict.causes) == 2, verdict.explain()
-    assert verdict.causes[0].startswith("prec.low_precision") or verdict.causes[1].startswith(
-        "prec.low_precision"
-    )
-
-
-def in_its_own_dtype(rank: Rank) -> None:
-    Accumulated(next(rank.module.parameters()).dtype)(rank)
+@pytest.mark.parametrize("precision", ["fp64", "fp32", "bf16-mixed"])
+@pytest.mark.parametrize(
+    ("loop", "cause"),
+    [
+        (Accumulated(BF16, factor=1 / 3), ACCUMULATOR),
+        (Reduced(BF16, "first", factor=1 / 3), REDUCE),
+    ],
+    ids=str,
+)
+def test_what_the_sum_loses_is_taken_out_before_another_fault_is_looked_for(
+    loop: Any, cause: str, precision: str
+) -> None:
+    """Divided by A = 3 once more as well: both are named, and nothing else."""
+    verdict = check(ragged(), PLAN, precision=precision, loop=loop)
+    assert verdict.causes == (cause, "norm.double_accum_division"), verdict.explain()
 
 
 def only_last(rank: Rank) -> None:
@@ -134,6 +138,31 @@ def only_last(rank: Rank) -> None:
             with reducing_last(rank, group, k):
                 backward(rank, right(rank, group, batch))
         finish(rank)
+
+
+def clipped_early_and_divided_twice(rank: Rank) -> None:
+    for group in rank.groups:
+        for k, batch in enumerate(group):
+            with reducing_last(rank, group, k):
+                backward(rank, right(rank, group, batch) / len(group))
+            clip_grad_norm_(rank.module.parameters(), 0.01)
+        finish(rank)
+
+
+def test_cleared_microbatches_are_left_out_of_the_sum() -> None:
+    verdict = check(ragged(), PLAN, loop=only_last, wrap=compressed)
+    assert verdict.causes == (REDUCE, "accum.only_last"), verdict.explain()
+
+
+def test_three_faults_are_three_names() -> None:
+    experiment = ragged(clip_norm=0.01)
+    verdict = check(experiment, PLAN, loop=clipped_early_and_divided_twice, wrap=compressed)
+    wanted = {REDUCE, "clip.per_microbatch", "norm.double_accum_division"}
+    assert set(verdict.causes) == wanted, verdict.explain()
+
+
+def in_its_own_dtype(rank: Rank) -> None:
+    Accumulated(next(rank.module.parameters()).dtype)(rank)
 
 
 @pytest.mark.parametrize("precision", ["fp64", "fp32", "bf16-mixed", "bf16"])
