@@ -6,13 +6,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from equivtest.arms.case import Case
+from equivtest.compare.normalised import PLANNED
 from equivtest.compare.tables import EventRow, TensorRow
 from equivtest.compare.verdict import Card
 from equivtest.experiment import Experiment
 from equivtest.observe.trace import Trace
 from equivtest.plan import Plan
-
-NORMALISATION = "the plan's: sum over supervised elements / their number in the group"
 
 
 def planned_card(experiment: Experiment, case: Case) -> Card:
@@ -40,7 +39,7 @@ def uncut_card(experiment: Experiment, plan: Plan, precision: str, device: str) 
         device=device,
         backend="",
         optimizer="",
-        normalisation=NORMALISATION,
+        normalisation=PLANNED,
         last_group=experiment.last_group or "none left",
         last_group_examples=(),
         dropped_examples=(),
@@ -54,8 +53,13 @@ def card_of(
     traces: Sequence[Trace],
     rows: Sequence[TensorRow],
     smallest_weight_seen: float | None,
+    observed: str = PLANNED,
 ) -> Card:
-    """The sheet of a case that has run; counts are those that were observed, over all ranks."""
+    """The sheet of a case that has run; counts are those that were observed, over all ranks.
+
+    Args:
+        observed: what the loop divides by, in words.
+    """
     card = planned_card(experiment, case)
     first = traces[0].updates
     peaks = [max((m.peak_bytes for m in u.microbatches), default=0) for u in first]
@@ -76,7 +80,7 @@ def card_of(
         blind_tensors=_names(row for row in rows if row.blind),
         not_judged=_names(row for row in rows if row.state == "not judged"),
         smallest_weight_seen=smallest_weight_seen,
-        normalisation=NORMALISATION,
+        normalisation=observed,
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 ABSENT = "–"
 
@@ -83,3 +84,14 @@ def _compact(text: str) -> str:
     """``1.5e+05`` as ``1.5e5``."""
     mantissa, e, exponent = text.partition("e")
     return f"{mantissa}e{int(exponent)}" if e else text
+
+
+def rank_names(ranks: Sequence[int]) -> str:
+    """``rank 0``, ``ranks 0–3``, ``ranks 0, 2``; ``no rank`` where there is none."""
+    if not ranks:
+        return "no rank"
+    if len(ranks) == 1:
+        return f"rank {ranks[0]}"
+    if list(ranks) == list(range(ranks[0], ranks[0] + len(ranks))):
+        return f"ranks {ranks[0]}–{ranks[-1]}"
+    return f"ranks {', '.join(map(str, ranks))}"

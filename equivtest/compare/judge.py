@@ -20,6 +20,7 @@ from equivtest.compare.apart import decided_apart
 from equivtest.compare.card import card_of, event_rows, planned_card
 from equivtest.compare.clip import clip_of
 from equivtest.compare.continuity import agreement, continuity
+from equivtest.compare.normalised import PLANNED, normalisation
 from equivtest.compare.parameters import ParameterJudge
 from equivtest.compare.skips import never_applied
 from equivtest.compare.tables import TensorRow
@@ -93,7 +94,7 @@ def _verdict(
     notes += [*naming.notes(diagnoses), *other_losses(evidence)]
     return Verdict(
         status=_status(told, rows),
-        card=card_of(experiment, case, traces, rows, weight_seen),
+        card=card_of(experiment, case, traces, rows, weight_seen, _divided_by(evidence)),
         findings=told,
         notes=tuple(dict.fromkeys(notes)),
         rows=rows,
@@ -128,6 +129,11 @@ def _evidence(reference: Reference, case: Case, as_used: Case, judged: Judged) -
         judged.weighed,
         judged.row.loss,
     )
+
+
+def _divided_by(evidence: Evidence) -> str:
+    first = next(iter(evidence.updates), None)
+    return PLANNED if first is None else normalisation(first.seen, first.counts)
 
 
 def _explained(updates: Sequence[Judged]) -> list[Explained]:

@@ -7,12 +7,14 @@ from collections.abc import Iterable, Sequence
 
 from equivtest.causes import Cause
 from equivtest.compare import figures
+from equivtest.compare.advice import what_to_look_at
 from equivtest.compare.sensitivity import Sensitivity, details, sentence
+from equivtest.compare.sheet import sheet
 from equivtest.compare.tables import TensorRow
 from equivtest.compare.verdict import Finding, Status, Verdict
 
 _WIDTH = 98
-_FINDINGS = 4
+_CAUSES = 6
 _TENSORS = 5
 _NAME_WIDTH = 44
 
@@ -24,6 +26,7 @@ def explain(verdict: Verdict) -> str:
         lines += _why(verdict) + _what_to_change(verdict) + _error(verdict)
     elif verdict.findings or verdict.status in (Status.FAULT, Status.UNEXPLAINED):
         lines += _why(verdict) + _tried(verdict) + _what_to_change(verdict)
+        lines += _labelled("What to look at", what_to_look_at(verdict))
     if (
         verdict.status not in (Status.EQUIVALENT, Status.NOT_RUN, Status.ERROR)
         or not verdict.passed
@@ -33,9 +36,18 @@ def explain(verdict: Verdict) -> str:
     elif verdict.status is Status.EQUIVALENT:
         lines.append(f"Judged: {judged(verdict)}.")
     lines += _labelled("Notes", verdict.notes)
+    if not verdict.passed and verdict.status not in (Status.NOT_RUN, Status.ERROR):
+        lines += card_lines(verdict)
     if verdict.sensitivity is not None:
         lines += sensitivity_lines(verdict.sensitivity)
     return "\n".join(lines)
+
+
+def card_lines(verdict: Verdict) -> list[str]:
+    """The final sheet, an entry a line; what does not apply is left out."""
+    entries = [(name, text) for name, text in sheet(verdict) if text]
+    width = max(len(name) for name, _ in entries)
+    return ["Sheet:", *(f"  {name.ljust(width)}  {text}" for name, text in entries)]
 
 
 def sensitivity_lines(found: Sensitivity) -> list[str]:
@@ -76,7 +88,10 @@ def headline(verdict: Verdict) -> str:
     if verdict.status is Status.UNEXPLAINED and verdict.findings:
         return unnamed_first(verdict)[0].text
     if verdict.cause:
-        return what_happened(verdict.cause) or verdict.findings[0].text
+        told = what_happened(verdict.cause) or verdict.findings[0].text
+        others = len(verdict.causes) - 1
+        more = f" And {figures.several(others, 'more cause')}, below." if others else ""
+        return told + more
     if verdict.findings:
         return verdict.findings[0].text
     return "beyond tolerance, and no cause reaches its evidence bar."
@@ -194,17 +209,29 @@ def _cells(row: TensorRow) -> tuple[str, ...]:
 
 
 def _why(verdict: Verdict) -> list[str]:
-    several = len({finding.cause for finding in verdict.findings}) > 1
-    texts = [
-        f"({finding.cause}) {finding_text(finding)}"
-        if several and finding.cause
-        else finding_text(finding)
-        for finding in unnamed_first(verdict)[:_FINDINGS]
-    ]
-    more = len(verdict.findings) - _FINDINGS
-    if more > 0:
-        texts.append(f"and {figures.several(more, 'more finding')}")
+    """Each cause with its own evidence: what was found first of it, and where else it was."""
+    by_cause: dict[str, list[Finding]] = {}
+    for finding in unnamed_first(verdict):
+        by_cause.setdefault(finding.cause, []).append(finding)
+    several = len(by_cause) > 1
+    texts = []
+    for cause, (first, *others) in list(by_cause.items())[:_CAUSES]:
+        name = f"({cause}) " if several and cause else ""
+        texts.append(f"{name}{finding_text(first)}{_also(first, others)}")
+    if len(by_cause) > _CAUSES:
+        texts.append(f"and {figures.several(len(by_cause) - _CAUSES, 'more cause')}")
     return _labelled("Evidence", texts)
+
+
+def _also(first: Finding, others: Sequence[Finding]) -> str:
+    """Where else it was found, as short as it can be said."""
+    if not others:
+        return ""
+    updates = sorted({f.update for f in others if f.update not in (None, first.update)})
+    if len(updates) == len(others):
+        shown = ", ".join(map(str, updates[:6])) + (", …" if len(updates) > 6 else "")
+        return f" (also in update{'s' if len(updates) > 1 else ''} {shown})"
+    return f" (and {figures.several(len(others), 'more finding')} like it)"
 
 
 def unnamed_first(verdict: Verdict) -> list[Finding]:

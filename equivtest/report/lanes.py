@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from equivtest.compare import figures
 from equivtest.compare.tables import EventRow
 
 
@@ -35,18 +36,9 @@ def lanes(events: Sequence[EventRow]) -> list[Lane]:
     alike: dict[tuple[int, tuple[Mark, ...]], list[int]] = {}
     for (update, rank), happened in sorted(by_place.items()):
         alike.setdefault((update, _marks(happened)), []).append(rank)
-    return [Lane(update, rank_names(ranks), marks) for (update, marks), ranks in alike.items()]
-
-
-def rank_names(ranks: Sequence[int]) -> str:
-    """``rank 0``, ``ranks 0–3``, ``ranks 0, 2``; ``no rank`` where there is none."""
-    if not ranks:
-        return "no rank"
-    if len(ranks) == 1:
-        return f"rank {ranks[0]}"
-    if list(ranks) == list(range(ranks[0], ranks[0] + len(ranks))):
-        return f"ranks {ranks[0]}–{ranks[-1]}"
-    return f"ranks {', '.join(map(str, ranks))}"
+    return [
+        Lane(update, figures.rank_names(ranks), marks) for (update, marks), ranks in alike.items()
+    ]
 
 
 def _marks(events: Sequence[EventRow]) -> tuple[Mark, ...]:

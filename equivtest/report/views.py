@@ -18,13 +18,13 @@ from equivtest.compare.prose import (
     what_to_change,
 )
 from equivtest.compare.sensitivity import details, sentence
+from equivtest.compare.sheet import sheet
 from equivtest.compare.tables import TensorRow
 from equivtest.compare.verdict import Status, Verdict
 from equivtest.report.grouping import sentence_case
 from equivtest.report.lanes import Lane, lanes
 from equivtest.report.ranking import SYMBOLS, fails
 from equivtest.report.record import Record
-from equivtest.report.sheet import sheet
 from equivtest.report.summary import case_name, expectation_text
 
 _PASSING_TENSORS = 5

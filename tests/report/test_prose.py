@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import verdicts
 
@@ -39,6 +41,54 @@ def test_a_fault_says_what_why_what_to_change_and_the_numbers_in_this_order() ->
     ]
     assert places == sorted(places)
     assert max(map(len, text.splitlines()[1:])) <= 100
+
+
+def test_each_cause_has_its_own_evidence_however_often_one_was_found() -> None:
+    often = tuple(Finding("differs.gradient", f"off in {u}", update=u) for u in range(5))
+    verdict = verdicts.fault(PLAN, findings=(*often, Finding("clip.missing", "not clipped")))
+    lines = explain(verdict).splitlines()
+    assert lines[0].endswith("And 1 more cause, below.")
+    assert (
+        lines[1] == "Evidence: (differs.gradient) update 0: off in 0 (also in updates 1, 2, 3, 4)"
+    )
+    assert lines[2].strip() == "(clip.missing) not clipped"
+
+
+def test_a_failing_case_shows_its_whole_sheet_and_a_passing_one_none() -> None:
+    lines = explain(verdicts.fault(PLAN)).splitlines()
+    sheet = lines[lines.index("Sheet:") + 1 :]
+    told = dict(line.strip().split("  ", 1) for line in sheet)
+    assert told["plan, m × A × D"].strip() == "4 × 2 × 2 = 16 examples"
+    for name in ("data-parallel group", "supervised elements", "precision", "normalisation"):
+        assert name in told
+    for name in ("last group", "updates", "peak bytes, later", "null tensors", "blind tensors"):
+        assert name in told
+    passing = verdicts.fault(PLAN, expect=("clip.missing", "differs.gradient"))
+    assert passing.passed
+    assert "Sheet:" not in explain(passing)
+
+
+@pytest.mark.parametrize(
+    ("text", "look_at"),
+    [
+        ("in float64, without any loop, the split is off", "the model, the loss and collate"),
+        ("the float64 large batch, run twice, gives other bits", "what draws or counts"),
+        ("from these parameters the experiment itself diverges", "the learning rate"),
+        ("its bits are odd", "the update, rank and tensor above"),
+    ],
+)
+def test_what_has_no_name_says_where_to_look(text: str, look_at: str) -> None:
+    verdict = verdicts.fault(PLAN, status=Status.UNEXPLAINED, findings=(Finding("", text),))
+    assert f"What to look at: {look_at}" in explain(verdict)
+
+
+def test_an_error_with_a_cause_says_it_first_and_keeps_the_traceback() -> None:
+    named = (Finding("sync.static_graph", "only a static graph stops there"),)
+    lines = explain(replace(verdicts.error(PLAN), findings=named)).splitlines()
+    assert lines[0].startswith("error (sync.static_graph): m4-A2-D2 in fp32: ")
+    assert lines[1] == "Evidence: only a static graph stops there"
+    assert "rank 1 raised RuntimeError: boom" in lines
+    assert "RuntimeError: boom" in lines
 
 
 def test_an_error_names_the_rank_once_and_gives_the_traceback() -> None:

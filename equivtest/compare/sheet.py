@@ -6,15 +6,14 @@ from collections.abc import Iterable, Sequence
 
 from equivtest.compare import figures
 from equivtest.compare.verdict import Verdict
-from equivtest.report.lanes import rank_names
 
 
 def sheet(verdict: Verdict) -> Iterable[tuple[str, str]]:
     """Each entry of the card with its text; an empty text is one that does not apply."""
     card = verdict.card
-    yield "plan", f"{card.m} × {card.A} × {card.D} = {card.examples:,} examples"
+    yield "plan, m × A × D", f"{card.m} × {card.A} × {card.D} = {card.examples:,} examples"
     processes = figures.several(card.processes, "process", "processes")
-    yield "data-parallel group", f"{rank_names(card.dp_group)} of {processes}"
+    yield "data-parallel group", f"{figures.rank_names(card.dp_group)} of {processes}"
     yield "precision", card.precision
     yield "device, backend", ", ".join(filter(None, (card.device, card.backend)))
     yield "optimizer", card.optimizer
