@@ -282,7 +282,7 @@ class _UpdateJudge:
                 left = undecided(states, a, c)
                 self.findings += undecided_finding(arms.u, arms.names, a, left)
         self.findings += gradient_findings(arms.u, arms.names, states, a, weights)
-        if "differs" in states:
+        if "differs" in states and as_one is None:  # else it is not made of the microbatches'
             self.weighed = weighed(arms, self.seen, gradients, a, weights)
         self._losses(c)
         if self.as_received is not None:  # what was taken out for others to be seen was there

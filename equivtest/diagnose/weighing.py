@@ -8,7 +8,7 @@ group's left in). Free weights are fitted where neither holds (``compare.weights
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -25,6 +25,10 @@ from equivtest.observe.trace import UpdateTrace
 
 UNLIKE = 1e-9
 """Least squared sine of the angle between two gradients of which multiples are told apart."""
+
+
+MANY = 8
+"""Elements of tensors that one number fits by no accident."""
 
 
 @dataclass(frozen=True)
@@ -132,7 +136,8 @@ class _Weighing:
             if plain:
                 extra, fine, rest = Extra(), plain, [t for t in every if t not in plain]
             other, more = self._best(read, self._extras(read, rest), rest)
-            if other.own or other.earlier:  # another number on some tensors only tells nothing
+            # Another number on some tensors only tells nothing.
+            if other.own or (other.earlier and self._sure(other.earlier, more)):
                 partly = dict.fromkeys(self._names(more), other)
                 fine = [*fine, *more]
         return Weighed(
@@ -144,6 +149,18 @@ class _Weighing:
             left=frozenset(self._names(t for t in self.beyond if t not in fine)),
             common_values=common_values(self.seen, self.replay, self.arms.counts, precision),
         )
+
+    def _sure(self, earlier: float, tensors: Sequence[int]) -> bool:
+        """It is no accident that what was left over gives these tensors, of few elements perhaps.
+
+        Once, or D times where replicas' sums are added; the loss scale is out of it already.
+        """
+        elements = sum(
+            g.numel() for g in (self.replay.expected[t] for t in tensors) if g is not None
+        )
+        scale = self.seen[0].scale or 1.0
+        plain = [float(n) / s for n in (1, len(self.seen)) for s in (1.0, scale)]
+        return elements >= MANY or any(math.isclose(earlier, p, rel_tol=1e-3) for p in plain)
 
     def _best(
         self, read: Roots, extras: Sequence[Extra], tensors: Sequence[int]
@@ -283,11 +300,29 @@ class _Weighing:
         tolerance = max(self.a[t].tolerance, 4 * self.replay.factor_u)
         return (tolerance + unsure) * (largest + abs(extra.earlier))
 
+    def _parts(self, read: Roots) -> Iterator[tuple[tuple[int, int], MaybeTensors, float]]:
+        """Contributions by replica and microbatch, each with its root factor over the expected one.
+
+        Of a loss of several terms the whole, as one backward has it, where all have one factor:
+        below float32 the terms' own do not add up to it.
+        """
+        by_microbatch: dict[tuple[int, int], list[tuple[float, MaybeTensors]]] = {}
+        for (r, k, term), part in self.replay.by_term.items():
+            root = read.found.get((r, k, term), 1.0)
+            by_microbatch.setdefault((r, k), []).append((root, part))
+        for at, several in by_microbatch.items():
+            factors = [root for root, _ in several]
+            spread = 4 * self.replay.factor_u * max(map(abs, factors))
+            if max(factors) - min(factors) <= spread:
+                yield at, self.replay.parts[at], factors[0]
+            else:
+                yield from ((at, part, root) for root, part in several)
+
     def _predicted(self, read: Roots, extra: Extra, rank: int, t: int):  # type: ignore[no-untyped-def]
         held = self._paths[self.arms.names[t]]
         total = [None]
         D = len(self.seen)
-        for (r, k, term), part in self.replay.by_term.items():
+        for (r, k), part, root in self._parts(read):
             path = 1.0 if held is None or read.read == "weights" else held[rank].get((r, k), 0.0)
             if extra.own:
                 path = float(D) if r == rank else 0.0
@@ -295,8 +330,7 @@ class _Weighing:
                 path = 0.0
             if extra.decay != 1.0:
                 path *= extra.decay ** (len(self.seen[r].microbatches) - k)
-            weight = read.found.get((r, k, term), 1.0) * path * extra.factor
-            accumulate(total, [part[t]], weight)  # type: ignore[arg-type]
+            accumulate(total, [part[t]], root * path * extra.factor)  # type: ignore[arg-type]
         if extra.earlier:
             accumulate(total, [self._earlier(rank, t)], extra.earlier)  # type: ignore[arg-type]
         return total[0]

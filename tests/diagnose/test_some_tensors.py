@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -57,6 +58,15 @@ def an_experiment(optimizer: Callable[[Any], Any] = one, updates: int = 3) -> Ex
         updates=updates,
         last_group="drop",
     )
+
+
+def two_terms(model: Any, batch: Tensor) -> dict[str, Loss]:
+    """Below float32 the terms' own gradients do not add up to that of one backward for both."""
+    found = model(batch)
+    return {
+        "square": Loss(found.square().sum().double(), len(batch)),
+        "positive": Loss(found[batch[:, 0] > 0].sum().double(), (batch[:, 0] > 0).sum()),
+    }
 
 
 def means(rank: Rank, loss: Loss, A: int) -> Tensor:
@@ -145,6 +155,20 @@ def test_it_is_named_in_every_precision(
         an_experiment(optimizer), Plan(2, 2, 2), precision=precision, loop=planted, wrap=wrap
     )
     assert verdict.status == "fault"
+    assert list(verdict.causes) == causes, verdict.explain()
+
+
+@pytest.mark.parametrize("precision", ["fp64", "bf16-mixed"])
+@pytest.mark.parametrize(
+    ("planted", "wrap", "causes"),
+    [(param_replaced, finding_unused, [REPLACED]), (leak_between_optimizers, None, [LEAK])],
+    ids=["replaced", "leak"],
+)
+def test_it_is_named_with_a_loss_of_two_terms(
+    planted: Any, wrap: Any, causes: list[str], precision: str
+) -> None:
+    made = replace(an_experiment(two), loss=two_terms)
+    verdict = check(made, Plan(4, 2, 2), precision=precision, loop=planted, wrap=wrap)
     assert list(verdict.causes) == causes, verdict.explain()
 
 
