@@ -7,7 +7,8 @@ has a name the findings of the tensors that they give are accounted for.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
+from dataclasses import replace
 
 from equivtest.causes import Cause
 from equivtest.compare.verdict import Finding
@@ -15,60 +16,34 @@ from equivtest.diagnose import route
 from equivtest.diagnose.diagnosis import Diagnosis, exactly
 from equivtest.diagnose.evidence import Evidence, UpdateEvidence
 from equivtest.diagnose.normalisation import Named, normalisation
-from equivtest.diagnose.roots import Term
+from equivtest.diagnose.roots import Roots
 from equivtest.diagnose.weighing import Weighed
-
-Loss = tuple[Mapping[Term, float], float]
 
 
 def gradient(evidence: Evidence) -> Iterator[Diagnosis]:
     """Causes of the updates whose gradient is not the plan's."""
-    weighed = {one.u: one for one in evidence.updates if one.weighed is not None}
-    told = {u: route.told(evidence, one) for u, one in weighed.items()}
-    losses = {
-        u: _losses(one.weighed, told[u]) for u, one in weighed.items() if one.weighed is not None
-    }
-    named = normalisation(evidence, {u: loss for u, loss in losses.items() if loss is not None})
-    for u, one in weighed.items():
-        assert one.weighed is not None
-        yield from _of_update(evidence, one, one.weighed, told[u], losses[u], named)
+    weighed = [(one, one.weighed) for one in evidence.updates if one.weighed is not None]
+    told = {one.u: route.told(one, held) for one, held in weighed}
+    losses = {one.u: _losses(held, told[one.u].factor_left) for one, held in weighed}
+    known = {u: loss for u, loss in losses.items() if loss is not None}
+    named = normalisation(evidence, known)
+    for one, held in weighed:
+        loss, path = known.get(one.u), told[one.u]
+        if loss is None or (named is None and not loss.right):
+            continue
+        causes = list(path.causes)
+        if named is not None and not loss.right:
+            causes += [_of_loss(cause, named, one.u, held.common_values) for cause in named.causes]
+        covers = exactly(_accounted(evidence, one, held, path))
+        yield from (replace(cause, covers=covers, update=one.u) for cause in causes)
 
 
-def _losses(weighed: Weighed, told: route.Told) -> Loss | None:
-    """Weights that are the loss's own doing: root factors, and what has no place on the path."""
+def _losses(weighed: Weighed, factor: float) -> Roots | None:
+    """Weights that are the loss's own doing: root factors, times what has no place on the path."""
     if weighed.roots is None or not (weighed.explained or weighed.overflowed):
         return None
-    factor = told.factor_left
-    return (
-        {key: w * factor for key, w in weighed.roots.found.items()},
-        weighed.roots.tolerance,
-    )
-
-
-def _of_update(
-    evidence: Evidence,
-    one: UpdateEvidence,
-    weighed: Weighed,
-    told: route.Told,
-    losses: Loss | None,
-    named: Named | None,
-) -> Iterator[Diagnosis]:
-    if losses is None:
-        return
-    found, tolerance = losses
-    right = all(abs(w - 1.0) <= tolerance for w in found.values())
-    if not told.complete or (named is None and not right):
-        return
-    causes = list(told.causes)
-    if not right and named is not None:
-        causes += [_of_loss(cause, named, one.u, weighed.common_values) for cause in named.causes]
-    if not causes:
-        return
-    accounted = exactly(_accounted(evidence, one, weighed, told))
-    for cause in causes:
-        yield Diagnosis(
-            cause.cause, cause.text, accounted, one.u, cause.rank, cause.tensor, cause.alternatives
-        )
+    found = {key: w * factor for key, w in weighed.roots.found.items()}
+    return replace(weighed.roots, found=found)
 
 
 def _of_loss(cause: Cause, named: Named, u: int, common_values: bool) -> Diagnosis:

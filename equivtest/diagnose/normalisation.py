@@ -17,7 +17,7 @@ from torch.utils.data import default_collate
 from equivtest.causes import Cause
 from equivtest.diagnose.evidence import Evidence, UpdateEvidence
 from equivtest.diagnose.forms import Reading, Setting, readings
-from equivtest.diagnose.roots import Term
+from equivtest.diagnose.roots import Roots, Term
 
 PASSED = 1e-3
 """What a reading may be off from 1 in an update that is the plan's: far above what comparison A
@@ -39,23 +39,16 @@ class Named:
     text: str
 
 
-def normalisation(
-    evidence: Evidence, weights: Mapping[int, tuple[Mapping[Term, float], float]]
-) -> Named | None:
+def normalisation(evidence: Evidence, weights: Mapping[int, Roots]) -> Named | None:
     """Read the weights of all updates at once; None where no reading gives them.
 
     Args:
-        weights: by update that is not the plan's, each microbatch's weight by term, and its
-            relative tolerance.
+        weights: by update that is not the plan's, each microbatch's weight in the loss.
     """
-    off = {
-        u: (found, tolerance)
-        for u, (found, tolerance) in weights.items()
-        if any(abs(w - 1.0) > tolerance for w in found.values())
-    }
+    off = {u: one for u, one in weights.items() if not one.right}
     if not off:
         return Named((), (), "")
-    terms = sorted({term for found, _ in off.values() for _, _, term in found})
+    terms = sorted({term for one in off.values() for _, _, term in one.found})
     passed = {one.u for one in evidence.updates if one.weighed is None and one.rows}
     fitting: list[Reading] | None = None
     for term in terms:
@@ -75,22 +68,21 @@ def _fits(
     reading: Reading,
     term: str,
     settings: Mapping[int, Setting],
-    weights: Mapping[int, tuple[Mapping[Term, float], float]],
+    weights: Mapping[int, Roots],
     passed: Collection[int],
 ) -> bool:
+    """It gives every weight of this term, and 1 in the updates that passed."""
     for u, setting in settings.items():
         if u not in weights and u not in passed:
             continue
-        found, tolerance = weights.get(u, ({}, PASSED))
+        tolerance = weights[u].tolerance if u in weights else PASSED
         for r, replica in enumerate(setting.supervised):
             for k, count in enumerate(replica):
-                if not count:
-                    continue
-                expected = 1.0 if u not in weights else found.get((r, k, term))
-                if expected is None:
+                found = weights[u].found.get((r, k, term)) if u in weights else 1.0
+                if not count or found is None:
                     continue
                 weight = reading.weight(setting, r, k)
-                if not abs(weight - expected) <= tolerance * max(abs(weight), abs(expected)):
+                if not abs(weight - found) <= tolerance * max(abs(weight), abs(found)):
                     return False
     return True
 
@@ -98,7 +90,7 @@ def _fits(
 def _chosen(
     fitting: Sequence[Reading],
     evidence: Evidence,
-    off: Mapping[int, tuple[Mapping[Term, float], float]],
+    off: Mapping[int, Roots],
 ) -> Named:
     """The fewest causes; of several sets of as few the others are alternatives."""
     fewest = min(len(one.causes) for one in fitting)
@@ -110,12 +102,12 @@ def _chosen(
         causes = tuple(
             Cause.MEAN_OF_MEANS_SAMPLES if c is Cause.LOCAL_DENOMINATOR_DP else c for c in causes
         )
-    u, (found, _) = next(iter(off.items()))
-    return Named(causes, tuple(dict.fromkeys(others)), f"{_figures(u, found)}: {_does(first)}")
-
-
-def _does(reading: Reading) -> str:
-    return f"as a loop that {reading.says} gives"
+    u, weights = next(iter(off.items()))
+    return Named(
+        causes,
+        tuple(dict.fromkeys(others)),
+        f"{_figures(u, weights.found)}: as a loop that {first.says} gives",
+    )
 
 
 def _figures(u: int, found: Mapping[Term, float]) -> str:

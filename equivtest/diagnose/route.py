@@ -2,17 +2,28 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import product
 
 from equivtest.causes import Cause
 from equivtest.diagnose import some_tensors
+from equivtest.diagnose.clip import place
 from equivtest.diagnose.diagnosis import Diagnosis
-from equivtest.diagnose.evidence import Evidence, UpdateEvidence
-from equivtest.diagnose.path import until_last_backward
+from equivtest.diagnose.evidence import UpdateEvidence
+from equivtest.diagnose.factor import on_everything
+from equivtest.diagnose.path import ADDING, JOINT, until_last_backward
+from equivtest.diagnose.weighing import Weighed
 from equivtest.observe.trace import GradientOperation, UpdateTrace
+
+BY_RANK = (
+    Cause.NEVER_SYNCHRONISED,
+    Cause.INVERTED_BOUNDARY,
+    Cause.FLAG_AFTER_FORWARD,
+    Cause.SCALE_DIFFERS,
+    Cause.PARAM_REPLACED,
+    Cause.SOME_UNREDUCED,
+)
+"""Causes that leave replicas with other gradients."""
 
 
 @dataclass(frozen=True)
@@ -23,19 +34,15 @@ class Told:
         causes: named on the path.
         factor_left: a factor on everything that has no place on the path: it is the loss's.
         by_rank: replicas hold other gradients for it.
-        complete: all that is beside the plan on the path has a name.
     """
 
     causes: tuple[Diagnosis, ...]
     factor_left: float = 1.0
     by_rank: bool = False
-    complete: bool = True
 
 
-def told(evidence: Evidence, one: UpdateEvidence) -> Told:
-    """Read the path of ``one``, which was weighed."""
-    weighed = one.weighed
-    assert weighed is not None
+def told(one: UpdateEvidence, weighed: Weighed) -> Told:
+    """Read the path of ``one``, which was ``weighed``."""
     extra, u = weighed.extra, one.u
     causes = [*some_tensors.unreduced(one), *some_tensors.left_over(one)]
     replaced = any(d.cause is Cause.PARAM_REPLACED for d in causes)
@@ -44,7 +51,7 @@ def told(evidence: Evidence, one: UpdateEvidence) -> Told:
     causes += [*_cleared(one), *_clipped(one), *_scaled(one)]
     by_rank = any(d.cause in BY_RANK for d in causes)
     if extra.own and not replaced:
-        causes.append(Diagnosis(Cause.NEVER_SYNCHRONISED, f"{_own(one)}", update=u))
+        causes.append(Diagnosis(Cause.NEVER_SYNCHRONISED, _own(one), update=u))
         by_rank = True
     if extra.cleared:
         causes.append(Diagnosis(Cause.ONLY_LAST, _only(one, extra.cleared), update=u))
@@ -56,19 +63,9 @@ def told(evidence: Evidence, one: UpdateEvidence) -> Told:
             "backward: a loss scale is taken out of early microbatches more than once"
         )
         causes.append(Diagnosis(Cause.UNSCALE_PER_MICRO, text, update=u))
-    factor, by_path = _factor(evidence, one, extra.factor)
+    factor, by_path = on_everything(one, weighed.roots, extra.factor)
     causes += by_path
     return Told(tuple(causes), factor * extra.decay, by_rank)
-
-
-BY_RANK = (
-    Cause.NEVER_SYNCHRONISED,
-    Cause.INVERTED_BOUNDARY,
-    Cause.FLAG_AFTER_FORWARD,
-    Cause.SCALE_DIFFERS,
-    Cause.PARAM_REPLACED,
-    Cause.SOME_UNREDUCED,
-)
 
 
 # -- synchronisation
@@ -81,7 +78,7 @@ def _synchronised(one: UpdateEvidence) -> Iterator[Diagnosis]:
         return
     microbatches = first.microbatches
     reducing = [k for k, m in enumerate(microbatches) if _reduced_with(first, k)]
-    if not any(op.kind in ("reduce", "collective") for op in first.operations):
+    if not any(op.kind in JOINT for op in first.operations):
         yield Diagnosis(Cause.NEVER_SYNCHRONISED, _own(one), update=one.u)
         return
     last = len(microbatches) - 1
@@ -103,7 +100,7 @@ def _synchronised(one: UpdateEvidence) -> Iterator[Diagnosis]:
 
 def _joint_at_end(update: UpdateTrace) -> bool:
     """A reduction follows the last backward."""
-    kinds = [op.kind for op in update.operations if op.kind in ("backward", "reduce", "collective")]
+    kinds = [op.kind for op in update.operations if op.kind in ADDING]
     return bool(kinds) and kinds[-1] != "backward"
 
 
@@ -130,20 +127,18 @@ def _own(one: UpdateEvidence) -> str:
 
 def _cleared(one: UpdateEvidence) -> Iterator[Diagnosis]:
     """Gradients zeroed while a microbatch's was in them and another was to come."""
-    for update in one.seen[:1]:
-        begun = False
-        for op in until_last_backward(update.operations):
-            if op.kind == "backward":
-                begun = True
-            elif op.kind == "zero" and begun:
-                k = op.microbatch or 0
-                text = (
-                    f"in update {one.u} zero_grad came after the backward of microbatch "
-                    f"{k if _after(update, op) else max(k - 1, 0)}, with more to come: what was "
-                    "added up before counts nothing"
-                )
-                yield Diagnosis(Cause.ONLY_LAST, text, update=one.u)
-                return
+    update, begun = one.seen[0], False
+    for op in until_last_backward(update.operations):
+        begun |= op.kind == "backward"
+        if op.kind == "zero" and begun:
+            k = op.microbatch or 0
+            text = (
+                f"in update {one.u} zero_grad came after the backward of microbatch "
+                f"{k if _after(update, op) else max(k - 1, 0)}, with more to come: what was "
+                "added up before counts nothing"
+            )
+            yield Diagnosis(Cause.ONLY_LAST, text, update=one.u)
+            return
 
 
 def _after(update: UpdateTrace, op: GradientOperation) -> bool:
@@ -157,7 +152,7 @@ def _only(one: UpdateEvidence, cleared: int) -> str:
     which = (
         "only the last microbatch of each replica counts"
         if left == 1
-        else (f"only the last {left} microbatches of each replica count")
+        else f"only the last {left} microbatches of each replica count"
     )
     return f"in update {one.u} {which}: what was added up before was cleared or overwritten"
 
@@ -175,25 +170,12 @@ def _earlier(one: UpdateEvidence, times: float) -> str:
 def _clipped(one: UpdateEvidence) -> Iterator[Diagnosis]:
     for update in one.seen:
         early = [op for op in _inside(update) if op.kind == "clip" and op.factor != 1.0]
-        if not early:
-            continue
-        after_all = not any(
-            op.kind == "backward" for op in update.operations[update.operations.index(early[0]) :]
-        )
-        if after_all:
-            text = (
-                f"in update {one.u} the gradient was clipped before it was reduced, by "
-                f"{early[0].factor:.4g}"
-            )
-            yield Diagnosis(Cause.CLIP_BEFORE_SYNC, text, update=one.u)
-        else:
+        if early:
+            cause, where = place(update, early[0])
             factors = ", ".join(f"{op.factor:.4g}" for op in early[:6])
-            text = (
-                f"in update {one.u} the gradient was clipped between its backward passes, by "
-                f"{factors}"
-            )
-            yield Diagnosis(Cause.CLIP_PER_MICROBATCH, text, update=one.u)
-        return
+            text = f"in update {one.u} the gradient was clipped {where}, by {factors}"
+            yield Diagnosis(cause, text, update=one.u)
+            return
 
 
 def _scaled(one: UpdateEvidence) -> Iterator[Diagnosis]:
@@ -207,75 +189,13 @@ def _scaled(one: UpdateEvidence) -> Iterator[Diagnosis]:
         told = ", ".join("none" if s is None else f"{s:g}" for s in starts)
         text = f"in update {one.u} the loss scale was {told} by rank"
         yield Diagnosis(Cause.SCALE_DIFFERS, text, update=one.u)
-    for update in one.seen[:1]:
-        if any(op.kind == "unscale" and op.factor != 1.0 for op in _inside(update)):
-            text = f"in update {one.u} gradients were unscaled between backward passes"
-            yield Diagnosis(Cause.UNSCALE_PER_MICRO, text, update=one.u)
+    if any(op.kind == "unscale" and op.factor != 1.0 for op in _inside(one.seen[0])):
+        text = f"in update {one.u} gradients were unscaled between backward passes"
+        yield Diagnosis(Cause.UNSCALE_PER_MICRO, text, update=one.u)
 
 
 def _inside(update: UpdateTrace) -> Sequence[GradientOperation]:
     """Operations between the first backward and the last backward or reduction."""
     kinds = [op.kind for op in update.operations]
-    held = [i for i, kind in enumerate(kinds) if kind in ("backward", "reduce", "collective")]
+    held = [i for i, kind in enumerate(kinds) if kind in ADDING]
     return update.operations[held[0] : held[-1]] if held else ()
-
-
-# -- a factor on everything
-
-
-def _undone(one: UpdateEvidence, factor: float) -> bool:
-    """The losses carry the inverse: a loop that reduces a sum divides by the whole count."""
-    read = None if one.weighed is None else one.weighed.roots
-    return read is not None and all(
-        math.isclose(w * factor, 1.0, rel_tol=1e-3) for w in read.found.values()
-    )
-
-
-def _factor(
-    evidence: Evidence, one: UpdateEvidence, factor: float
-) -> tuple[float, list[Diagnosis]]:
-    """The factor that is left for the loss, and the causes that account for one on the path."""
-    D, update = len(one.seen), one.seen[0]
-    by_hand = [c for c in update.collectives if c.parameters and c.phase == "after"]
-    total = factor * (D if by_hand and all(c.op == "sum" for c in by_hand) else 1.0)
-    if _undone(one, total):
-        return total, []
-    where = (
-        f"the communication hook {update.comm_hook}"
-        if update.comm_hook
-        else "the reduction by hand"
-        if by_hand
-        else ""
-    )
-    known = product(_of_reduction(one.u, D, where), _of_scale(one))
-    for (reduced, by_reduction), (unscaled, by_scale) in known:
-        if math.isclose(total, reduced * unscaled, rel_tol=1e-3):
-            return 1.0, [*by_reduction, *by_scale]
-    return total, []
-
-
-Factor = tuple[float, list[Diagnosis]]
-"""A factor on the whole gradient, and what gives it."""
-
-
-def _of_reduction(u: int, D: int, where: str) -> Iterator[Factor]:
-    yield 1.0, []
-    if where and D > 1:
-        text = f"in update {u} the gradient is D = {D} times what it should be: {where} sums"
-        yield float(D), [Diagnosis(Cause.HOOK_MISSING_DIVISION, text, update=u)]
-        text = (
-            f"in update {u} the gradient is 1/D = 1/{D} of what it should be: {where} divides by D "
-            "once more"
-        )
-        yield 1.0 / D, [Diagnosis(Cause.HOOK_DOUBLE_DIVISION, text, update=u)]
-
-
-def _of_scale(one: UpdateEvidence) -> Iterator[Factor]:
-    yield 1.0, []
-    scales = {m.scale for update in one.seen for m in update.microbatches}
-    for scale in sorted(s for s in scales if s not in (None, 1.0)):
-        text = (
-            f"in update {one.u} the gradient is 1/{scale:g} of what it should be, and the loss "
-            f"scale {scale:g}: it was taken out twice"
-        )
-        yield 1.0 / scale, [Diagnosis(Cause.DOUBLE_UNSCALE, text, update=one.u)]
