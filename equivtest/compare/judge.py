@@ -5,7 +5,7 @@ Runs in the process of the reference arms, so that only the verdict travels.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 
 from equivtest.arms.bench import Bench
@@ -30,6 +30,7 @@ from equivtest.compare.updates import UpdatesJudge
 from equivtest.compare.used import audit, examples, order_notes, told_apart, without
 from equivtest.compare.verdict import Failure, Finding, Status, Verdict
 from equivtest.diagnose import naming
+from equivtest.diagnose.diagnosis import Diagnosis
 from equivtest.diagnose.evidence import Evidence, UpdateEvidence
 from equivtest.diagnose.logs import other_losses
 from equivtest.diagnose.naming import diagnosed, named
@@ -87,11 +88,7 @@ def _verdict(
     told = telling(named(findings, diagnoses))
     weight_seen = next((j.smallest_weight_seen for j in updates if j.smallest_weight_seen), None)
     notes = [note for judged in updates for note in judged.notes] + parameters.notes
-    notes += [note for trace in traces for note in planned.unobserved(trace)]
-    if not any(one.cause.partition(".")[0] in ("data", "window") for one in diagnoses):
-        notes += order_notes(case, traces, judge.as_planned)
-    notes += never_applied(traces[0])
-    notes += [*naming.notes(diagnoses), *other_losses(evidence)]
+    notes += [*_notes(case, traces, judge.as_planned, diagnoses), *other_losses(evidence)]
     return Verdict(
         status=_status(told, rows),
         card=card_of(experiment, case, traces, rows, weight_seen, _divided_by(evidence)),
@@ -106,6 +103,21 @@ def _verdict(
         events=event_rows(traces),
         examples=audit(case, traces),
     )
+
+
+def _notes(
+    case: Case,
+    traces: Sequence[Trace],
+    as_planned: Collection[int],
+    diagnoses: Sequence[Diagnosis],
+) -> Iterator[str]:
+    """Those on the case as a whole."""
+    for trace in traces:
+        yield from planned.unobserved(trace)
+    if not any(one.cause.partition(".")[0] in ("data", "window") for one in diagnoses):
+        yield from order_notes(case, traces, as_planned)
+    yield from never_applied(traces[0])
+    yield from naming.notes(diagnoses)
 
 
 def _comparable(case: Case, traces: Sequence[Trace]) -> int:

@@ -285,6 +285,16 @@ class _UpdateJudge:
         if "differs" in states and as_one is None:  # else it is not made of the microbatches'
             self.weighed = weighed(arms, self.seen, gradients, a, weights)
         self._losses(c)
+        return c, self._rows(states, a, c, sums)
+
+    def _rows(
+        self,
+        states: Sequence[str],
+        a: Sequence[AgainstReplay],
+        c: AgainstOracle | None,
+        sums: LoopSums | None,
+    ) -> tuple[TensorRow, ...]:
+        arms, gradients = self.arms, self.gradients
         if self.as_received is not None:  # what was taken out for others to be seen was there
             a, gradients = self.as_received, self.received
             states = [s if one.within else "differs" for s, one in zip(states, a, strict=True)]
@@ -296,7 +306,7 @@ class _UpdateJudge:
             rows = isolated(rows, self.explained)
         if sums is not None:
             rows = [replace(row, exact_distance=d) for row, d in zip(rows, sums.left, strict=True)]
-        return c, tuple(rows)
+        return tuple(rows)
 
     def _split(
         self, c: AgainstOracle, a: Sequence[AgainstReplay], sums: LoopSums | None

@@ -49,8 +49,8 @@ def bound_in_units(seen: UpdateTrace) -> float | None:
     """The bound of the last clip that was seen, in units of the unscaled gradient."""
     if not seen.clip_bounds:
         return None
-    scaled = seen.clipped_scaled and seen.scale
-    return seen.clip_bounds[-1] / (seen.scale if scaled else 1.0)  # type: ignore[operator]
+    scale = seen.scale if seen.clipped_scaled else None
+    return seen.clip_bounds[-1] / (scale or 1.0)
 
 
 def early(seen: UpdateTrace) -> list[GradientOperation]:

@@ -129,7 +129,8 @@ class _LookedAt:
                 self.at.append(t)
                 self.elements += sizes[t]
         self.given = {t: dense(g).double() for t in self.at if (g := gradient[t]) is not None}
-        self.dtype = max((gradient[t].dtype for t in self.at), key=unit_roundoff, default=None)  # type: ignore[union-attr]
+        dtypes = [g.dtype for t in self.at if (g := gradient[t]) is not None]
+        self.dtype = max(dtypes, key=unit_roundoff, default=None)
         self.full = {t: self.candidates(t, None) for t in self.at}
         wanted = [replay.expected[t] for t in self.at]
         # What the plan makes of one unit of the average, and what the loop seems to.

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
 
 from equivtest.causes import Cause
 from equivtest.compare.planned import scheduler_calls
@@ -27,40 +26,8 @@ from equivtest.diagnose.expected import (
     optimizers_of,
 )
 from equivtest.diagnose.horizon import stretched
+from equivtest.diagnose.moves import Counts, Moves, hypotheses
 from equivtest.observe.trace import Event, Trace
-
-
-@dataclass(frozen=True)
-class Moves:
-    """A hypothesis on what moves the schedule.
-
-    Attributes:
-        causes: of a loop that moves it so.
-        at: calls before each update; with the last, those when the loop ends.
-        what: the hypothesis in a clause.
-    """
-
-    causes: tuple[Cause, ...]
-    at: tuple[int, ...]
-    what: str
-
-
-@dataclass(frozen=True)
-class Counts:
-    """What a loop may count.
-
-    Attributes:
-        microbatches: of each update, as they were seen.
-        applied: of each update.
-        due: calls that are due at each update, and when the loop ends.
-        unit: the experiment's.
-    """
-
-    microbatches: tuple[int, ...]
-    applied: tuple[bool, ...]
-    due: tuple[int, ...]
-    unit: str
-    D: int
 
 
 def schedule(evidence: Evidence) -> Iterator[Diagnosis]:
@@ -94,55 +61,6 @@ def _diagnosed(
         yield from _named(evidence, findings, timeline, counts, seen, fitting)
     else:
         yield from _horizon(evidence, findings, counts, seen)
-
-
-def hypotheses(counts: Counts) -> list[Moves]:
-    """What may move a schedule beside what is due, the simplest first."""
-    due, D = counts.due, counts.D
-    found = [
-        Moves((Cause.SCHED_NEVER,), (0,) * len(due), "it never moves"),
-        Moves(
-            (Cause.SCHED_BEFORE_UPDATE,),
-            (*(d + 1 for d in due[:-1]), due[-1]),
-            "it moves before the update that it should follow",
-        ),
-        *_other_units(counts),
-    ]
-    if D > 1:
-        own, many = (Cause.SCHED_PER_PROCESS,), f"it moves D={D} times"
-        found.append(Moves(own, tuple(D * d for d in due), f"{many} where one call is due"))
-        if counts.unit == "applied":
-            at = tuple(D * u for u in range(len(due)))
-            what = f"{many} per update, skipped or not"
-            found.append(Moves((*own, Cause.STEPS_ON_SKIP), at, what))
-    found += _per_microbatch(counts)
-    return [moves for moves in found if moves.at != due]
-
-
-def _other_units(counts: Counts) -> Iterator[Moves]:
-    attempted = tuple(range(len(counts.due)))
-    if counts.unit == "applied":
-        what = "it moves with updates that were skipped"
-        yield Moves((Cause.STEPS_ON_SKIP,), attempted, what)
-        return
-    applied = (0, *accumulate(map(int, counts.applied)))
-    for unit, at in (("attempted", attempted), ("applied", applied)):
-        if unit != counts.unit:
-            what = f'it moves once per {unit} update, and scheduler_unit="{counts.unit}"'
-            yield Moves((Cause.SCHED_WRONG_UNIT,), at, what)
-
-
-def _per_microbatch(counts: Counts) -> Iterator[Moves]:
-    """After each backward; at the end of each iteration, so after the update; or at once there."""
-    if counts.unit == "microbatch" or max(counts.microbatches) < 2:
-        return
-    begun = tuple(accumulate(counts.microbatches))
-    inside = ((*begun, begun[-1]), (*(b - 1 for b in begun), begun[-1]), (0, *begun))
-    own = (Cause.SCHED_PER_MICROBATCH,)
-    yield from (Moves(own, at, "it moves once per microbatch") for at in inside)
-    if counts.D > 1:
-        both, what = (*own, Cause.SCHED_PER_PROCESS), f"it moves D={counts.D} times per microbatch"
-        yield from (Moves(both, tuple(counts.D * a for a in at), what) for at in inside)
 
 
 # -- what was seen

@@ -38,6 +38,7 @@ class Weighed:
         extra: what is in the gradient beside what was observed.
         partly: what is beside it in some parameters only, by their names.
         explained: parameters whose gradient these give within tolerance.
+        left: those beyond tolerance that they do not give.
         overflowed: the gradient is not finite, and only its root factors could be read.
         common_values: each backward started from the loss of all replicas' microbatches.
     """
@@ -46,6 +47,7 @@ class Weighed:
     extra: Extra = NOTHING
     partly: Mapping[str, Extra] = field(default_factory=dict)
     explained: frozenset[str] = frozenset()
+    left: frozenset[str] = frozenset()
     overflowed: bool = False
     common_values: bool = False
 
@@ -74,18 +76,21 @@ def weighed(
         weights: fitted to them, if they were.
     """
     kept, precision = arms.replayed(keep=True), arms.case.precision
+    beyond = frozenset(n for n, one in zip(arms.names, a, strict=True) if not one.within)
     if not kept.by_term or not all(all(finite(part)) for part in kept.by_term.values()):
-        return Weighed()
+        return Weighed(left=beyond)
     read = roots(seen, kept, arms.counts, precision) or _from_weights(kept, weights)
     if read is None:
-        return Weighed()
+        return Weighed(left=beyond)
     prediction = Prediction(arms, seen, gradients, kept, read, a)
     extra, fine, partly = _explaining(prediction)
+    explained = frozenset(arms.names[t] for t in (*fine, *partly))
     return Weighed(
         read,
         extra,
         {arms.names[t]: other for t, other in partly.items()},
-        explained=frozenset(arms.names[t] for t in (*fine, *partly)),
+        explained=explained,
+        left=beyond - explained,
         common_values=common_values(seen, kept, arms.counts, precision),
     )
 
