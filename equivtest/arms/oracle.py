@@ -212,6 +212,10 @@ class Whole:
         """The same as a sum over parts of ``size`` examples, one after the other."""
         return self.cut(self._parts_of(size)).gradients
 
+    def example(self, i: int) -> Sum:
+        """The share of one example: its own gradient, over the counts of the whole."""
+        return self._unscaled(self._run((i,)))
+
     def cut(self, parts: tuple[tuple[int, ...], ...]) -> Cut:
         """The same as a sum over ``parts``, each from the state that the whole starts from."""
         if parts not in self._cuts:

@@ -99,6 +99,7 @@ def _verdict(
         source_rows=source_rows(explained),
         remainder=remainder(explained),
         weight_rows=tuple(row for judged in updates for row in judged.weights),
+        example_weight_rows=tuple(row for judged in updates for row in judged.example_weights),
         ranks=ranks,
         events=event_rows(traces),
         examples=audit(case, traces),

@@ -43,6 +43,7 @@ from equivtest.compare.value_clip import ValueClip
 from equivtest.compare.verdict import Finding
 from equivtest.compare.weights import Weights, fit
 from equivtest.diagnose.addends import Addends
+from equivtest.diagnose.by_example import ExampleWeight, by_example
 from equivtest.diagnose.clamping import clamped
 from equivtest.diagnose.clip import early_note
 from equivtest.diagnose.diagnosis import Diagnosis
@@ -74,6 +75,7 @@ class Judged:
             the arms apart.
         diagnoses: causes that were named with the tensors at hand.
         weighed: what the gradient is made of, where it is not the plan's.
+        example_weights: by example, where those tell what weights by microbatch do not.
     """
 
     row: UpdateRow
@@ -89,6 +91,7 @@ class Judged:
     skipped: Explained | None = None
     diagnoses: tuple[Diagnosis, ...] = ()
     weighed: Weighed | None = None
+    example_weights: tuple[ExampleWeight, ...] = ()
 
 
 def judge_update(
@@ -127,6 +130,7 @@ class _UpdateJudge:
     as_received: list[AgainstReplay] | None = None
     """Comparison A of the gradients with it."""
     weighed: Weighed | None = None
+    example_weights: tuple[ExampleWeight, ...] = ()
 
     def judge(self, always_oracle: bool) -> Judged:
         arms, u = self.arms, self.arms.u
@@ -156,6 +160,7 @@ class _UpdateJudge:
             skipped=self.skipped,
             diagnoses=tuple(self.diagnoses),
             weighed=self.weighed,
+            example_weights=self.example_weights,
         )
 
     @property
@@ -284,6 +289,10 @@ class _UpdateJudge:
         self.findings += gradient_findings(arms.u, arms.names, states, a, weights)
         if "differs" in states and as_one is None:  # else it is not made of the microbatches'
             self.weighed = weighed(arms, self.seen, gradients, a, weights)
+            told = by_example(arms, gradients[0]) if self.weighed.left else None
+            if told is not None:
+                self.example_weights = told.rows
+                self.notes.append(told.note)
         self._losses(c)
         return c, self._rows(states, a, c, sums)
 

@@ -110,6 +110,8 @@ class Verdict:
         rows: a ``TensorRow`` for each tensor and update (``tensors`` is the same as a frame).
         weight_rows: (update, replica, microbatch, expected, found, sigma), where the weights were
             needed to decide (``weights`` is the same as a frame).
+        example_weight_rows: (update, example, expected, found, sigma), where weights by microbatch
+            do not tell what the gradient holds and those by example do (``example_weights``).
         source_rows: the sources that were isolated, over all updates (``sources`` is their shares
             by name).
         remainder: share of the squared distance that is left with all of them isolated; None where
@@ -128,6 +130,7 @@ class Verdict:
     rows: tuple[TensorRow, ...] = ()
     updates: tuple[UpdateRow, ...] = ()
     weight_rows: tuple[tuple[int, int, int, float, float, float], ...] = ()
+    example_weight_rows: tuple[tuple[int, int, float, float, float], ...] = ()
     source_rows: tuple[SourceRow, ...] = ()
     remainder: float | None = None
     ranks: tuple[str, ...] = ()
@@ -209,6 +212,14 @@ class Verdict:
 
         names = ("update", "replica", "microbatch", "expected", "found", "sigma")
         return pd.DataFrame(list(self.weight_rows), columns=list(names))
+
+    @property
+    def example_weights(self) -> pd.DataFrame:
+        """Contribution weights by example: a row an update and example, expected beside found."""
+        import pandas as pd
+
+        names = ("update", "example", "expected", "found", "sigma")
+        return pd.DataFrame(list(self.example_weight_rows), columns=list(names))
 
     def explain(self) -> str:
         """The verdict in prose: what is wrong, why we think so, what to change, the numbers."""
