@@ -44,7 +44,7 @@ class Told:
 def told(one: UpdateEvidence, weighed: Weighed) -> Told:
     """Read the path of ``one``, which was ``weighed``."""
     extra, u = weighed.extra, one.u
-    causes = [*some_tensors.unreduced(one), *some_tensors.left_over(one)]
+    causes = [*some_tensors.unreduced(one, weighed), *some_tensors.left_over(one, weighed)]
     replaced = any(d.cause is Cause.PARAM_REPLACED for d in causes)
     if not replaced:  # it may stop all reduction
         causes += _synchronised(one)

@@ -8,15 +8,18 @@ from equivtest.causes import Cause
 from equivtest.diagnose.diagnosis import Diagnosis
 from equivtest.diagnose.evidence import UpdateEvidence
 from equivtest.diagnose.path import Held, paths
+from equivtest.diagnose.weighing import Weighed
 
 
-def unreduced(one: UpdateEvidence) -> Iterator[Diagnosis]:
+def unreduced(one: UpdateEvidence, weighed: Weighed) -> Iterator[Diagnosis]:
     """Parameters whose gradients are each replica's own, beside others that were reduced."""
-    weighed, D = one.weighed, len(one.seen)
-    if weighed is None or D == 1:
+    D = len(one.seen)
+    if D == 1:
         return
     known = paths(one.seen, sorted(weighed.explained))
-    own = [n for n, held in known.items() if (held is not None and _own(held)) or _partly(one, n)]
+    own = [
+        n for n, held in known.items() if (held is not None and _own(held)) or _partly(weighed, n)
+    ]
     if not own:
         return
     gone = sorted(frozenset().union(*(update.unwrapped for update in one.seen)))
@@ -39,16 +42,14 @@ def _own(held: list[Held]) -> bool:
     return all(mine and all(r == rank for r, _ in mine) for rank, mine in enumerate(held))
 
 
-def _partly(one: UpdateEvidence, name: str) -> bool:
+def _partly(weighed: Weighed, name: str) -> bool:
     """The gradient says so where no operation does."""
-    assert one.weighed is not None
-    return one.weighed.partly.get(name, one.weighed.extra).own
+    return weighed.partly.get(name, weighed.extra).own
 
 
-def left_over(one: UpdateEvidence) -> Iterator[Diagnosis]:
+def left_over(one: UpdateEvidence, weighed: Weighed) -> Iterator[Diagnosis]:
     """Parameters that still hold the gradient of the update before, beside others cleared."""
-    assert one.weighed is not None
-    stale = {name: extra for name, extra in one.weighed.partly.items() if extra.earlier}
+    stale = {name: extra for name, extra in weighed.partly.items() if extra.earlier}
     if not stale:
         return
     name = min(stale)
@@ -58,7 +59,7 @@ def left_over(one: UpdateEvidence) -> Iterator[Diagnosis]:
     )
     owners = [o for o in one.seen[0].optimizers if o.names & stale.keys()]
     held = frozenset().union(*(o.names for o in owners))
-    if len(owners) < len(one.seen[0].optimizers) and one.weighed.explained & held <= stale.keys():
+    if len(owners) < len(one.seen[0].optimizers) and weighed.explained & held <= stale.keys():
         kinds = " and ".join(o.kind.__name__ for o in owners)
         text += f": these are the parameters of {kinds}, and another optimizer's were cleared"
         yield Diagnosis(Cause.LEAK_BETWEEN_OPTIMIZERS, text, update=one.u, tensor=name)
