@@ -18,7 +18,8 @@ The gradient, from its microbatches to the update
 * ``path``            what operations on ``.grad`` make of that
 * ``prediction``      the gradient that both give, and one thing beside
 * ``extras``          which things that may be
-* ``weighing``        the search: what the gradient is made of
+* ``weighing``        the search: what the gradient is made of; ``by_example``, of examples where
+                      microbatches do not tell
 * ``route``           causes on the path; ``factor``, of a factor on all of it; ``some_tensors``, of
                       what some parameters alone show
 * ``normalisation``   what the loss is divided by; ``forms``, the ways that people have
