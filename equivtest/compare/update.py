@@ -383,10 +383,16 @@ class _UpdateJudge:
             oracle=None if c is None else arms.oracle.loss,
             large=None if c is None else arms.large.loss,
             # Of one microbatch, which no cut changes, the oracle draws numbers of its own; and it
-            # runs in the modes that the model was built in, from the parameters of rank 0.
+            # runs in the modes that the model was built in, from the parameters of rank 0, which do
+            # not move before the update.
             split_right=c is None
             or not (
-                c.split_failures or c.drew or arms.drew or arms.switched or arms.own_parameters
+                c.split_failures
+                or c.drew
+                or arms.drew
+                or arms.switched
+                or arms.own_parameters
+                or arms.between
             ),
         )
         findings, notes = beside.losses(arms.u, values, arms.case.precision)
