@@ -199,19 +199,44 @@ class _Replaying:
         factors = _Factors(seen, self.counts, self.D, self.loss_scale)
         run = self._run(r, k, factors, seen, buffers)
         share: list[Tensor | None] = [None] * len(self.out.expected)
-        accumulate(share, run.gradients, factors.correction)
+        parts = self._backwards(r, k, run, factors, seen, buffers)
         if buffers:
             self.buffers[r] = self.bench.buffers()
-        for term, correction in factors.uneven():
-            alone = self._run(r, k, factors.only(term), seen, buffers)
-            accumulate(share, alone.gradients, correction)
-        self._add(r, k, run, share)
+        if len(parts) > 1:
+            for index, part in parts:
+                accumulate(share, part, factors.correction_of(index))
+        else:
+            accumulate(share, run.gradients, factors.correction)
+            for term, correction in factors.uneven():
+                alone = self._run(r, k, factors.only(term), seen, buffers)
+                accumulate(share, alone.gradients, correction)
+        self._add(r, k, run, share, [part for _, part in parts])
         self.out.corrections[r, k] = factors.correction
         if self.keep:
             self._keep_terms(r, k, run, share, factors, seen, buffers)
         self.out.factor_u = max(self.out.factor_u, factors.u)
         self.out.weighed &= factors.right
         self.out.shared &= seen is not None and factors.observed and run.totals == seen.totals
+
+    def _backwards(
+        self,
+        r: int,
+        k: int,
+        run: Pass,
+        factors: _Factors,
+        seen: MicrobatchTrace | None,
+        buffers: Tensors,
+    ) -> list[tuple[int, MaybeTensors]]:
+        """Gradients by backward, with the loss that it was of: one for all, or one for each loss.
+
+        Where every loss had a backward of its own what they share is gone through once for each,
+        which rounds otherwise than once for their sum.
+        """
+        losses = factors.losses
+        if seen is None or len(losses) < 2 or seen.backwards != len(losses):
+            return [(0, run.gradients)]
+        alone = [self._run(r, k, factors.only(loss), seen, buffers) for loss in losses]
+        return [(loss, one.gradients) for loss, one in zip(losses, alone, strict=True)]
 
     def _keep_terms(
         self,
@@ -250,10 +275,18 @@ class _Replaying:
             return nullcontext()
         return self.broadcasts.reaching(r, () if seen is None else seen.broadcasts)
 
-    def _add(self, r: int, k: int, run: Pass, share: list[Tensor | None]) -> None:
+    def _add(
+        self,
+        r: int,
+        k: int,
+        run: Pass,
+        share: list[Tensor | None],
+        backwards: Sequence[MaybeTensors],
+    ) -> None:
         out = self.out
         for sums in self.sums:
-            sums.add(r, run.gradients)
+            for gradients in backwards:
+                sums.add(r, gradients)
         accumulate(out.expected, share)
         added = norms(share)
         out.added[r, k] = added
@@ -339,6 +372,11 @@ class _Factors:
     def u(self) -> float:
         """Unit roundoff of the losses, the largest."""
         return max((unit_roundoff(dtype) for _, _, dtype in self._made), default=2.0**-53)
+
+    @property
+    def losses(self) -> list[int]:
+        """Places of the losses that have a factor."""
+        return [k for k, _, _ in self._made]
 
     def correction_of(self, loss: int) -> float:
         """``correction`` for one of the losses."""

@@ -152,6 +152,7 @@ class BackwardRecording(UpdateRecording):
                 continue
             operation.reached.append(place)
             microbatch.backward = backwards.index(operation)
+            microbatch.backwards += 1
             microbatch.odd_root |= self._root is None
             microbatch.roots += self._root or []
 

@@ -50,6 +50,7 @@ class OpenMicrobatch:
     odd_root: bool = False
     scale: Tensor | float | None = None
     backward: int | None = None
+    backwards: int = 0
     drew: frozenset[str] = frozenset()
     switched: frozenset[str] = frozenset()
     awaited: bool = False
@@ -90,6 +91,7 @@ class OpenMicrobatch:
             flag=self.flag,
             wrapped=0 == self.bare < self.forwards,
             backward=self.backward,
+            backwards=self.backwards,
             held_bytes=self.held_bytes,
             held_nodes=self.held_nodes,
             held_graphs=self.held_graphs,

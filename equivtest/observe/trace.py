@@ -152,6 +152,7 @@ class MicrobatchTrace:
         wrapped: all its forwards went through the wrapper.
         backward: number of the last backward that reached it, counted from 0 in the update; None
             where none did.
+        backwards: how many reached it: each of its losses may have one of its own.
         held_bytes, held_nodes: saved tensors that the autograd graph still held of earlier
             microbatches when its first forward began: their bytes and their number.
         held_graphs: earlier microbatches whose graph was still alive then, with or without saved
@@ -176,6 +177,7 @@ class MicrobatchTrace:
     flag: bool = False
     wrapped: bool = False
     backward: int | None = None
+    backwards: int = 0
     held_bytes: int = 0
     held_nodes: int = 0
     by_contents: bool = False

@@ -52,15 +52,15 @@ class UpdateRecording(Recording):
         self._scaler = scaler
 
     def _note_scale(self) -> None:
-        """The scale of a backward; the loop may scale with a scaler of its own."""
+        """The scale of a backward, by the scaler that the loop scales with, if it does."""
         update = self._open
-        scaler = self._scaler or self._rank.scaler
+        scaler = self._scaler
         if update.scaler is None and scaler is not None and scaler.is_enabled():
             update.scaler, update.scale = scaler, float(scaler.get_scale())
 
     def _scale_now(self) -> Tensor | float | None:
         """The scale as it stands, without waiting for a GPU; None without a scaler."""
-        scaler = self._scaler or self._rank.scaler
+        scaler = self._scaler
         if scaler is None or not scaler.is_enabled():
             return None
         held = scaler._scale
