@@ -32,11 +32,20 @@ def on_everything(one: UpdateEvidence, roots: Roots | None, factor: float) -> Fa
         return total, []
     where = "the reduction by hand" if by_hand else ""
     where = f"the communication hook {update.comm_hook}" if update.comm_hook else where
+    if not where and _by_hand_again(one, roots, total):
+        where = "the loop, after its backward passes,"
     known = product(_of_reduction(one.u, D, where), _of_scale(one))
     for (reduced, by_reduction), (unscaled, by_scale) in known:
         if math.isclose(total, reduced * unscaled, rel_tol=NEAR):
             return 1.0, [*by_reduction, *by_scale]
     return total, []
+
+
+def _by_hand_again(one: UpdateEvidence, roots: Roots | None, factor: float) -> bool:
+    """1/D that no loss carries: gradients that the wrapper averaged are divided by hand."""
+    D, A = len(one.seen), len(one.seen[0].microbatches)
+    right = roots is not None and roots.read == "factors" and roots.right
+    return right and A != D and math.isclose(factor, 1.0 / D, rel_tol=NEAR)
 
 
 def _undone(roots: Roots | None, factor: float) -> bool:

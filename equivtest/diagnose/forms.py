@@ -67,7 +67,6 @@ RELATIVE = frozenset(
         Cause.LOCAL_DENOMINATOR_DP,
         Cause.WEIGHT_DENOMINATOR_MISMATCH,
         Cause.PARTIAL_DIVISOR,
-        Cause.MISCOUNTED,
     }
 )
 """Causes that weigh microbatches, or updates, unlike each other."""
