@@ -46,6 +46,10 @@ HALF = (torch.bfloat16, torch.float16)
 is 0.3340 in bfloat16. No loop can do better, so such a factor is not put right."""
 
 
+HALF_UNITS = 2.0
+"""Roundoffs of such a factor: a product and a division."""
+
+
 @dataclass(frozen=True)
 class Start:
     """Where a replay starts: rank 0's parameters, and each replica's buffers.
@@ -354,9 +358,9 @@ class _Factors:
             else:
                 factor = meant = given
                 off = abs(min(factor, torch.finfo(dtype).max) - min(wanted, torch.finfo(dtype).max))
-                rounded = off <= FACTOR_UNITS * unit_roundoff(dtype) * abs(wanted)
-                self.right &= rounded
-                if rounded and dtype in HALF:
+                units = off / (unit_roundoff(dtype) * abs(wanted))
+                self.right &= units <= FACTOR_UNITS
+                if dtype in HALF and units <= HALF_UNITS:
                     meant = wanted
         # A factor that overflowed is no weight to put right: the gradient overflows with it.
         if math.isfinite(factor):
