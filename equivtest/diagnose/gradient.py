@@ -23,6 +23,8 @@ from equivtest.diagnose.weighing import Weighed
 def gradient(evidence: Evidence) -> Iterator[Diagnosis]:
     """Causes of the updates whose gradient is not the plan's."""
     weighed = [(one, one.weighed) for one in evidence.updates if one.weighed is not None]
+    if all(held.overflowed for _, held in weighed):
+        return  # nothing tells what the loop makes of its factors afterwards
     told = {one.u: route.told(one, held) for one, held in weighed}
     losses = {one.u: _losses(held, told[one.u].factor_left) for one, held in weighed}
     known = {u: loss for u, loss in losses.items() if loss is not None}

@@ -22,7 +22,15 @@ from equivtest.faults.pieces import (
     summed,
 )
 from equivtest.faults.planting import Planted
-from equivtest.faults.setting import Counted, Setting, accumulates, replicates, unlike, weighs
+from equivtest.faults.setting import (
+    Counted,
+    Setting,
+    accumulates,
+    not_overflowing,
+    replicates,
+    unlike,
+    weighs,
+)
 from equivtest.loops import normalised
 
 
@@ -336,7 +344,7 @@ FAULTS = (
         Cause.MISSING_DIVISION,
         "",
         missing_division,
-        conditions=(weighs(sums_averaged),),
+        conditions=(weighs(sums_averaged), not_overflowing),
     ),
     Planted(
         "norm.miscounted",

@@ -71,7 +71,7 @@ def test_the_loop_is_still_judged_beside_a_source() -> None:
 
     verdict = check(normalised, loop=forgets_world_size)
     assert verdict.status == "fault"
-    assert verdict.cause == "differs.gradient"
+    assert verdict.cause == "norm.missing_world_size"
     assert verdict.sources["source.batchnorm"] >= 0.9999
     assert not replace(verdict, expect=("source.batchnorm",)).passed
 
