@@ -21,7 +21,8 @@ def extras(prediction: Prediction, tensors: Sequence[int]) -> list[Extra]:
     Args:
         tensors: by position, those whose gradient may be measured.
     """
-    D, A = len(prediction.seen), max(len(u.microbatches) for u in prediction.seen)
+    D = len(prediction.seen)
+    A = max(1, *(len(update.microbatches) for update in prediction.seen))
     found = [NOTHING, *_factors(prediction, D, A)]
     measured = _measured(prediction, tensors)
     if measured is not None and all(not math.isclose(measured, e.factor) for e in found):

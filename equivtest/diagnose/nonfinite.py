@@ -119,6 +119,9 @@ def _reduced_in_half(arms: UpdateArms, gradients: Sequence[MaybeTensors]) -> Dia
     """Finite on every replica, and not finite just where a sum in float16 over them is not."""
     if not all(finite(arms.replay.expected)):
         return None
+    sent = any(c.dtype == "float16" for update in arms.seen for c in update.collectives)
+    if not (sent or arms.seen[0].comm_hook):  # the wrapper's own reduction keeps the dtype
+        return None
     addends = Addends.of(arms.replayed(keep=True), gradients[0])
     if addends is None:
         return None

@@ -24,6 +24,10 @@ PASSED = 1e-3
 lets pass, far below what any reading says where it says something."""
 
 
+MEANS = frozenset({Cause.LOCAL_DENOMINATOR_DP, Cause.MEAN_OF_MEANS_BOTH, Cause.MEAN_OF_MEANS_ACCUM})
+"""Means of means: over examples, where every example counts alike, it is those that are unequal."""
+
+
 @dataclass(frozen=True)
 class Named:
     """What the weights of a case are read as.
@@ -98,10 +102,9 @@ def _chosen(
     first = best[0]
     others = [c for one in best[1:] for c in one.causes if c not in first.causes]
     causes = tuple(sorted(first.causes))
-    if Cause.LOCAL_DENOMINATOR_DP in first.causes and _counts_are_examples(evidence):
-        causes = tuple(
-            Cause.MEAN_OF_MEANS_SAMPLES if c is Cause.LOCAL_DENOMINATOR_DP else c for c in causes
-        )
+    if first.causes & MEANS and _counts_are_examples(evidence):
+        causes = tuple(Cause.MEAN_OF_MEANS_SAMPLES if c in MEANS else c for c in causes)
+        others = [c for c in others if c not in MEANS]
     u, weights = next(iter(off.items()))
     return Named(
         causes,

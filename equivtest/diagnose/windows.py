@@ -109,10 +109,13 @@ def own_counts(evidence: Evidence, one: UpdateEvidence) -> bool:
         return False
     for r, update in enumerate(one.seen):
         for k, m in enumerate(update.microbatches):
-            count = whole[_home(evidence, one.used.ids[r][k])]
-            if not m.factors or not count or len(m.factors) != 1 or m.factors[0] is None:
+            counts = whole[_home(evidence, one.used.ids[r][k])] or []
+            wanted = sorted(D * scale / count for count in counts if count)
+            found = sorted(factor for factor in m.factors if factor is not None)
+            alike = zip(found, wanted, strict=False)
+            if not found or not len(found) == len(wanted) == len(counts) == len(m.factors):
                 return False
-            if not math.isclose(m.factors[0], D * scale / count, rel_tol=FACTOR):
+            if not all(math.isclose(a, b, rel_tol=FACTOR) for a, b in alike):
                 return False
     return True
 
@@ -128,20 +131,20 @@ def _home(evidence: Evidence, ids: Sequence[int]) -> int:
     return next((g.update for g in groups if set(ids) <= set(g.flat)), -1)
 
 
-def _count(evidence: Evidence, one: UpdateEvidence, group: int) -> float | None:
-    """Supervised elements of one of the plan's groups, all of which the update holds."""
+def _count(evidence: Evidence, one: UpdateEvidence, group: int) -> list[float] | None:
+    """Supervised elements by term of one of the plan's groups, all of which the update holds."""
     if group < 0:
         return None
-    total = 0.0
+    total: dict[str, float] = {}
     held: list[int] = []
     for replica, counts in zip(one.used.ids, one.counts, strict=True):
         for ids, by_term in zip(replica, counts, strict=True):
             if _home(evidence, ids) == group:
-                if len(by_term) != 1:
-                    return None
-                total += sum(by_term.values())
+                for term, count in by_term.items():
+                    total[term] = total.get(term, 0.0) + count
                 held += ids
-    return total if sorted(held) == sorted(evidence.case.groups[group].flat) else None
+    whole = sorted(held) == sorted(evidence.case.groups[group].flat)
+    return list(total.values()) if whole else None
 
 
 # -- a tail that is never used
