@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 
-from equivtest.causes import Kind
+from equivtest.causes import Cause, Kind
 from equivtest.compare.verdict import Finding
 from equivtest.diagnose.clip import before_unscale, too_early
 from equivtest.diagnose.counter import counter_frozen
@@ -45,6 +45,11 @@ NOTED = (Kind.COST, Kind.LOG, Kind.CONVENTION)
 """Kinds of causes that a note names."""
 
 
+FOLLOWS = {Cause.NONFINITE: Cause.RANK_LOCAL_DECISION}
+"""Causes that say nothing beside another: where ranks decide apart, one applies what is not finite
+because it did not hear of it."""
+
+
 def diagnosed(evidence: Evidence, seen: Sequence[Diagnosis]) -> list[Diagnosis]:
     """What all families say, ``seen`` while updates were judged first; each cause once."""
     told = [*seen, *(one for family in FAMILIES for one in family(evidence))]
@@ -53,7 +58,7 @@ def diagnosed(evidence: Evidence, seen: Sequence[Diagnosis]) -> list[Diagnosis]:
         first = kept.setdefault(one.cause, one)
         if first is not one:
             kept[one.cause] = replace(first, covers=(*first.covers, *one.covers))
-    return list(kept.values())
+    return [one for one in kept.values() if FOLLOWS.get(one.cause) not in kept]
 
 
 def named(findings: Iterable[Finding], diagnoses: Sequence[Diagnosis]) -> list[Finding]:
