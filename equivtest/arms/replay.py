@@ -89,8 +89,8 @@ class Replay:
         factor_u: unit roundoff of the losses that root factors were observed of, the largest.
         totals, counts, terms: of the losses made, by replica and microbatch.
         dtypes: floating dtypes that autograd saved in the forwards, where they were watched.
-        shared: the forwards and root factors were the candidate's, bit for bit; where a factor was
-            0, the plan's is in its place.
+        shared: the forwards and root factors were the candidate's, bit for bit, and no loss went
+            backward in parts; where a factor was 0, the plan's is in its place.
         alike: the forwards were the candidate's but for their rounding, never bit for bit: those of
             all replicas in one (``synchronised``).
         overflowing: first replica whose own sum is not finite in the case's dtype, where the loss
@@ -220,7 +220,13 @@ class _Replaying:
             self._keep_terms(r, k, run, share, factors, seen, buffers)
         self.out.factor_u = max(self.out.factor_u, factors.u)
         self.out.weighed &= factors.right
-        self.out.shared &= seen is not None and factors.observed and run.totals == seen.totals
+        self.out.shared &= (
+            seen is not None
+            and factors.observed
+            and run.totals == seen.totals
+            # A loss that went backward in parts: each rounds, and where they parted was not seen.
+            and seen.backwards <= len(seen.totals)
+        )
 
     def _backwards(
         self,

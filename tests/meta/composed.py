@@ -455,6 +455,50 @@ class TailDropped(Planted, Loop):
         return [group for group in self.rank.groups if len(group) == most]
 
 
+# -- what costs more than it must, and what is only told: right in value
+
+
+class ReducedEachTime(Planted, Loop):
+    cause, place = Cause.EXTRA, "sync"
+
+    def reducing(self, group: Group, k: int) -> AbstractContextManager[Any]:
+        return nullcontext()
+
+
+class LossesKept(Planted, Loop):
+    """A curve of losses, each with the graph that it came from."""
+
+    cause, place = Cause.KEPT_GRAPH, "keeping"
+
+    def start(self) -> None:
+        super().start()
+        self.curve: list[Tensor] = []
+
+    def scaled(self, share: Tensor, k: int) -> Tensor:
+        self.curve.append(share)
+        return super().scaled(share, k)
+
+
+class LossLoggedOverA(Planted, Loop):
+    cause, place = Cause.LOSS_FACTOR, "logging"
+
+    def start(self) -> None:
+        super().start()
+        self.shares: list[float] = []
+
+    def scaled(self, share: Tensor, k: int) -> Tensor:
+        self.shares.append(float(share.detach()))
+        return super().scaled(share, k)
+
+    def clip(self) -> None:
+        mean = sum(self.shares) / len(self.shares)
+        self.rank.report(summed(self.rank, mean) / self.rank.D)
+        self.shares.clear()
+        super().clip()
+
+
+NOTED: tuple[type[Planted], ...] = (ReducedEachTime, LossesKept, LossLoggedOverA)
+
 FAULTS: tuple[type[Planted], ...] = (
     MeanOfMeansAccum,
     LocalDenominator,

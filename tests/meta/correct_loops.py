@@ -16,6 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import clip_grad_norm_
 
 from equivtest import Experiment, Group, Loss, Plan, Rank
+from equivtest.faults.hooks import summing
 from equivtest.faults.pieces import (
     accumulated,
     averaged,
@@ -227,6 +228,50 @@ def wide_accumulators(rank: Rank) -> None:
         finish(rank)
 
 
+def summed_by_hook(rank: Rank) -> None:
+    """A hook sums over the replicas, so the loss is not multiplied by D."""
+    rank.model.register_comm_hook(rank.dp_group, summing)
+    for group in rank.groups:
+        for k, batch in enumerate(group):
+            with reducing_last(rank, group, k):
+                with rank.autocast():
+                    loss = rank.loss(rank.model, batch)
+                backward(rank, loss.total / group.count)
+        finish(rank)
+
+
+# -- how often backward runs
+
+
+def in_parts(rank: Rank) -> None:
+    """Two backward calls for each microbatch, on parts of its loss; no wrapper."""
+    for group in rank.groups:
+        for batch in group:
+            share = right(rank, group, batch)
+            _backward_in_parts(rank, share)
+        averaged(rank)
+        finish(rank)
+
+
+def in_parts_but_last(rank: Rank) -> None:
+    """The same, but for the last microbatch: its backward reduces, and can do so once."""
+    for group in rank.groups:
+        for k, batch in enumerate(group):
+            with reducing_last(rank, group, k):
+                share = right(rank, group, batch)
+                if k < len(group) - 1:
+                    _backward_in_parts(rank, share)
+                else:
+                    backward(rank, share)
+        finish(rank)
+
+
+def _backward_in_parts(rank: Rank, share: Tensor) -> None:
+    first, rest = 0.25 * share, 0.75 * share
+    (rank.scaler.scale(first) if rank.scaler else first).backward(retain_graph=True)
+    backward(rank, rest)
+
+
 # -- order and clearing
 
 
@@ -362,6 +407,17 @@ def clipped_by_hand_with_if(rank: Rank) -> None:
         if norm > rank.clip_norm:
             for grad in grads:
                 grad.mul_(rank.clip_norm / norm)
+        _update(rank)
+
+
+def clipped_each_way(rank: Rank, foreach: bool) -> None:
+    """torch's clip by one implementation or the other."""
+    for group in rank.groups:
+        accumulated(rank, group)
+        if rank.scaler is not None:
+            rank.scaler.unscale_(rank.optimizer)
+        assert rank.clip_norm is not None
+        clip_grad_norm_(rank.module.parameters(), rank.clip_norm, foreach=foreach)
         _update(rank)
 
 
@@ -547,6 +603,9 @@ CORRECT = (
     Correct("reduced_by_hand", reduced_by_hand, bare),
     Correct("summed_by_hand", summed_by_hand, bare),
     Correct("reduced_flat", reduced_flat, bare),
+    Correct("summed_by_hook", summed_by_hook),
+    Correct("in_parts", in_parts, bare),
+    Correct("in_parts_but_last", in_parts_but_last),
     Correct("autograd_grad", autograd_grad, bare),
     Correct("wide_accumulators", wide_accumulators, bare),
     Correct("reversed_order", reversed_order),
@@ -571,6 +630,8 @@ CORRECT = (
         shaped=_clipped,
         precisions=("bf16", "fp16"),
     ),
+    Correct("clip_foreach", partial(clipped_each_way, foreach=True), shaped=_clipped),
+    Correct("clip_not_foreach", partial(clipped_each_way, foreach=False), shaped=_clipped),
     Correct("foreach", partial(other_implementation, foreach=True)),
     Correct("not_foreach", partial(other_implementation, foreach=False)),
     Correct(

@@ -7,8 +7,9 @@ from dataclasses import dataclass, field, replace
 
 from drawn import Drawn, drawn
 from hypothesis import HealthCheck, Phase, given, seed, settings
+from hypothesis import strategies as st
 from meta.catalogue import Fault
-from meta.correct_loops import Correct
+from meta.correct_loops import CORRECT, Correct
 from meta.predicted import Predicted
 
 from equivtest import Plan, Verdict, check
@@ -109,6 +110,30 @@ def correct(loop: Correct, cases: int, quick: bool) -> Tally:
         return _count_right(tally, loop.name, case, verdict)
 
     _draw(loop.name, loop.precisions, one, cases, quick)
+    return tally
+
+
+def correct_in_any_way(cases: int, stream: int) -> Tally:
+    """Draw a right loop with each case: the ways of writing it, as often as one another."""
+    tally = Tally()
+    draws = st.sampled_from(CORRECT).flatmap(
+        lambda loop: st.tuples(st.just(loop), drawn(loop.precisions, stream=stream))
+    )
+
+    @settings(max_examples=cases)
+    @given(draws)
+    def one(draw: tuple[Correct, Drawn]) -> None:
+        loop, case = draw
+        case = loop.shaped(
+            replace(case, scheduler_unit="applied", depth=min(case.depth, QUICK_DEPTH))
+        )
+        made = Predicted(case).experiment
+        verdict = check(
+            made, case.plan, precision=case.precision, loop=loop.made(made), wrap=loop.wrap
+        )
+        _count_right(tally, loop.name, case, verdict)
+
+    one()
     return tally
 
 
