@@ -116,7 +116,10 @@ def _not_finite(replay: Replay) -> set[Place]:
 
 
 def _reduced_in_half(arms: UpdateArms, gradients: Sequence[MaybeTensors]) -> Diagnosis | None:
-    """Finite on every replica, and not finite just where a sum in float16 over them is not."""
+    """Finite on every replica, and not finite just where a sum in float16 over them is not.
+
+    On every rank: a reduction leaves them all the same, and what one holds alone came after it.
+    """
     if not all(finite(arms.replay.expected)):
         return None
     sent = any(c.dtype == "float16" for update in arms.seen for c in update.collectives)
@@ -126,7 +129,9 @@ def _reduced_in_half(arms: UpdateArms, gradients: Sequence[MaybeTensors]) -> Dia
     if addends is None:
         return None
     for way in addends.ways(torch.float32):
-        if way.dtype == torch.float16 and way.reduced and _same_gaps(addends, way, gradients[0]):
+        if way.dtype != torch.float16 or not way.reduced:
+            continue
+        if all(_same_gaps(addends, way, gradient) for gradient in gradients):
             hook = arms.seen[0].comm_hook
             text = (
                 f"the replicas' own gradients of update {arms.u} are finite and reach "
