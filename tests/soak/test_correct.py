@@ -1,7 +1,7 @@
 """Five thousand drawn correct loops on real process groups: no alarm.
 
-Each test is a part of 250: ``PYTEST_ARGS='--stepwise'`` goes on at the part that failed or was
-not reached, ``-k "recipe and 103"`` runs one.
+Each test is a part of 250, which ``make soak PYTEST_ARGS="-k 'correct and 403'"`` runs alone: a run
+that was cut off goes on with the parts that it did not reach.
 """
 
 from __future__ import annotations
