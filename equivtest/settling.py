@@ -57,7 +57,9 @@ def _settled(finding: Finding, causes: Sequence[str], probe: Plan) -> Finding:
     if len(shown) != 1:
         return finding
     others = " and ".join(cause for cause in readings if cause != shown[0])
-    text = f"{finding.text}; {others} would give the same here, and {probe} tells them apart"
+    # What the loop does in words is of the reading that came first.
+    told = finding.text if shown[0] == finding.cause else finding.text.partition(": as a loop")[0]
+    text = f"{told}; {others} would give the same here, and a rerun on {probe} ruled that out"
     return replace(finding, cause=shown[0], text=text, alternatives=())
 
 

@@ -205,7 +205,8 @@ def _stopped(evidence: Evidence, read: Sequence[Round]) -> Diagnosis | None:
         return None
     text = (
         f"the loop ended after {ran + over} microbatches and {len(done)} updates, where "
-        f"{len(groups)} updates are planned: its limit is counted in microbatches"
+        f"{len(groups)} updates are planned, as one whose limit is counted in microbatches does"
+        + (" (one that is simply an update short too)" if len(done) == len(groups) - 1 else "")
     )
     return Diagnosis(Cause.MICRO_VS_UPDATE, text, (Covers({Cause.COUNTERS}),), update=len(done) - 1)
 
