@@ -197,7 +197,6 @@ def test_a_right_loop_that_adds_in_another_order_is_told_so() -> None:
     verdict = equivtest.check(line, Plan(1, 4, 3), loop=in_pieces)
     assert verdict.status == "equivalent", verdict.explain()
     assert not verdict.updates[0].replay_bits_equal
-    assert any("of 2 gradients are not, to the bit" in note for note in verdict.notes)
     plain = equivtest.check(line, Plan(1, 4, 3))
     assert plain.updates[0].replay_bits_equal
     assert not any("to the bit" in note for note in plain.notes)
