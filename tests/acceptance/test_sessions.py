@@ -114,7 +114,7 @@ def test_one_process_leaves_records_table_page_and_a_summary(alone: Ended) -> No
     assert set(records) == LINEAR_IDS | SEVERAL_IDS
     wrong = records["test_linear.py::test_wrong[m2-A2-D2]"]
     assert (wrong["experiment"], wrong["loop"]) == ("linear", "halved")
-    assert wrong["outcome"]["causes"] == ["differs.gradient"]
+    assert wrong["outcome"]["causes"] == ["norm.missing_world_size"]
     assert {path.name for path in (folder / "reports/runs").iterdir()} == {"one"}
 
     table = pd.read_csv(folder / "reports/results.csv")
