@@ -15,7 +15,16 @@ from meta import update_faults as u
 from meta.predicted import Counted, Predicted
 
 from equivtest import Plan
-from equivtest.faults import accumulation, clip, normalisation, synchronisation
+from equivtest.faults import (
+    accumulation,
+    clip,
+    normalisation,
+    optimizer,
+    precision,
+    schedule,
+    skip,
+    synchronisation,
+)
 from equivtest.faults.pieces import bare
 from equivtest.faults.weights import WeightError
 
@@ -299,7 +308,7 @@ FAULTS = (
     Fault("clip_left_out", _clip_active, shaped=_clipping, causes=("clip.missing",)),
     Fault(
         "autocast_left_out",
-        _always(g.autocast_left_out),
+        _always(precision.autocast_left_out),
         ("bf16-mixed", "fp16-mixed"),
         causes=("prec.not_applied",),
     ),
@@ -320,12 +329,12 @@ FAULTS = (
     Fault("learning_rate_off_inside", _always(u.learning_rate_off_inside), shaped=_unscheduled),
     Fault("decay_left_out", _always(u.decay_left_out), shaped=_repeated(*DECAYING, updates=1)),
     Fault("parameters_edited", _always(u.parameters_edited), shaped=_twice),
-    Fault("scheduler_per_microbatch", _always(u.scheduler_per_microbatch), shaped=_scheduled),
+    Fault("scheduler_per_microbatch", _always(schedule.per_microbatch), shaped=_scheduled),
     Fault("extra_update", _always(u.extra_update)),
-    Fault("update_per_microbatch", _always(u.update_per_microbatch), shaped=_several),
+    Fault("update_per_microbatch", _always(optimizer.update_per_microbatch), shaped=_several),
     Fault(
         "skipped_by_one_rank",
-        _always(u.skipped_by_one_rank),
+        _always(skip.overflow_of_one_rank),
         ("fp16-mixed",),
         shaped=_two_replicas,
     ),

@@ -134,12 +134,3 @@ class WrongReplica:
 
 
 # -- clip and precision
-
-
-def autocast_left_out(rank: Rank) -> None:
-    for group in rank.groups:
-        for k, batch in enumerate(group):
-            with reducing_last(rank, group, k):
-                loss = rank.loss(rank.model, batch)
-                backward(rank, loss.total / group.count * rank.D)
-        finish(rank)

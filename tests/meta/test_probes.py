@@ -19,15 +19,14 @@ from faults.probes import (
     gradients,
     traces,
 )
-from meta import update_faults as u
 from torch import Tensor, nn
 
 from equivtest import Experiment, Loss, Plan, Rank, check
 from equivtest.faults import accumulation as a
 from equivtest.faults import clip as c
 from equivtest.faults import normalisation as n
+from equivtest.faults import schedule
 from equivtest.faults import synchronisation as s
-from equivtest.faults.pieces import accumulated
 from equivtest.loops import accumulate
 
 FOUND = {
@@ -121,24 +120,12 @@ def test_the_verdict_on_probe_c(loop: Callable[[Rank], None], causes: tuple[str,
 # -- U: linear decay over 12 updates from 1.0, A=3, D=2, after 3 updates
 
 
-def scheduler_per_process(rank: Rank) -> None:
-    """Each update moves the schedule once a process, as a wrapped scheduler may."""
-    moved = rank.scheduler
-    rank.scheduler = None
-    for one in rank.groups:
-        accumulated(rank, one)
-        rank.optimizer.step()
-        for _ in range(rank.D):
-            moved.step()
-        rank.optimizer.zero_grad()
-
-
 @pytest.mark.parametrize(
     ("loop", "lr", "causes"),
     [
         (accumulate, 0.75, ()),
-        (u.scheduler_per_microbatch, 0.25, ("sched.per_microbatch",)),
-        (scheduler_per_process, 0.5, ("sched.per_process",)),
+        (schedule.per_microbatch, 0.25, ("sched.per_microbatch",)),
+        (schedule.per_process, 0.5, ("sched.per_process",)),
     ],
     ids=["right", "per microbatch", "per process"],
 )

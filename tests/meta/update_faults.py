@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from equivtest import Rank
-from equivtest.faults.pieces import accumulated, backward, finish, reducing_last, right
+from equivtest.faults.pieces import accumulated, finish
 
 MOMENTS = ("momentum_buffer", "exp_avg")
 
@@ -148,15 +148,6 @@ def parameters_edited(rank: Rank) -> None:
         _shrink(rank.module)
 
 
-def scheduler_per_microbatch(rank: Rank) -> None:
-    for group in rank.groups:
-        for k, batch in enumerate(group):
-            with reducing_last(rank, group, k):
-                backward(rank, right(rank, group, batch))
-            rank.scheduler.step()
-        finish(_Unscheduled(rank))  # type: ignore[arg-type]
-
-
 def extra_update(rank: Rank) -> None:
     """The update is asked for twice with one gradient."""
     for group in rank.groups:
@@ -172,21 +163,3 @@ def extra_update(rank: Rank) -> None:
         if rank.scheduler is not None:
             rank.scheduler.step()
         rank.optimizer.zero_grad()
-
-
-def update_per_microbatch(rank: Rank) -> None:
-    for group in rank.groups:
-        for batch in group:
-            backward(rank, right(rank, group, batch))
-            finish(rank)
-
-
-def skipped_by_one_rank(rank: Rank) -> None:
-    """One rank finds an overflow that the others do not, and decides alone."""
-    for group in rank.groups:
-        accumulated(rank, group)
-        if rank.dp_rank == rank.D - 1 and group.update == 0:
-            for parameter in rank.module.parameters():
-                if parameter.grad is not None:
-                    parameter.grad.fill_(torch.inf)
-        finish(rank)
