@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -10,9 +9,8 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.utils._pytree import tree_leaves
 
-from equivtest.experiment import Loss, Rank
+from equivtest.experiment import Loss
 from equivtest.observe.building import OpenMicrobatch
-from equivtest.observe.contents import Search
 from equivtest.observe.hooks import in_transform, recomputing
 from equivtest.observe.operations import OpenOperation, root_of
 from equivtest.observe.reducing import Reductions
@@ -22,15 +20,9 @@ from equivtest.observe.updates import UpdateRecording
 class BackwardRecording(UpdateRecording):
     """Records what happens from the end of a forward to the end of its backward."""
 
-    def __init__(
-        self,
-        rank: Rank,
-        planned: Sequence[int],
-        note: Callable[[str], None],
-        search: Search | None = None,
-    ) -> None:
-        super().__init__(rank, planned, note, search)
-        self._reductions = Reductions(rank)
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given)
+        self._reductions = Reductions(self._rank)
         self._reached = False
         self._reaching: list[OpenMicrobatch] = []
         self._running: list[OpenOperation] = []

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection
 from dataclasses import replace
 from typing import Any
 
@@ -11,9 +11,7 @@ from torch import Tensor, nn
 from torch.amp import GradScaler
 from torch.optim import Optimizer
 
-from equivtest.experiment import Rank
 from equivtest.observe.building import divided
-from equivtest.observe.contents import Search
 from equivtest.observe.operations import clip_factor
 from equivtest.observe.recording import Recording
 from equivtest.observe.snapshot import held_by, hyperparameters, keys_on_host
@@ -34,14 +32,8 @@ CLAMPS = ("_foreach_clamp_min_", "_foreach_clamp_max_")
 class UpdateRecording(Recording):
     """Records what happens between the last backward of a group and the end of its update."""
 
-    def __init__(
-        self,
-        rank: Rank,
-        planned: Sequence[int],
-        note: Callable[[str], None],
-        search: Search | None = None,
-    ) -> None:
-        super().__init__(rank, planned, note, search)
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given)
         self._scaler: GradScaler | None = None
         self._closures = 0
         self._clears = False
