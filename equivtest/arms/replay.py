@@ -224,8 +224,9 @@ class _Replaying:
             seen is not None
             and factors.observed
             and run.totals == seen.totals
-            # A loss that went backward in parts: each rounds, and where they parted was not seen.
-            and seen.backwards <= len(seen.totals)
+            # A loss that went backward in parts: each rounds, and where they parted was not seen;
+            # nor are gradients that torch.autograd.grad gave.
+            and 0 < seen.backwards <= len(seen.totals)
         )
 
     def _backwards(

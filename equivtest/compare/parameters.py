@@ -50,6 +50,7 @@ class ParameterJudge:
         self._module = module
         self._average = ExpectedAverage(experiment, module)
         self._measured: dict[tuple[int, str], dict[str, Any]] = {}
+        self._first = self._wanted()
         self.notes: list[str] = []
 
     def judge(self, u: int, update: UpdateTrace, oracle: Gradients | None) -> list[Finding]:
@@ -66,7 +67,8 @@ class ParameterJudge:
             if optimizer is None:
                 found.append(_other_optimizer(u, seen))
                 continue
-            found += self._hyperparameters(u, seen.groups, optimizer)
+            wanted = self._expected.hyperparameters(optimizer)
+            found += _hyperparameters(u, seen.groups, wanted, optimizer)
             if seen.applied:
                 found += self._applied(u, update, seen, optimizer, oracle)
             else:
@@ -89,19 +91,33 @@ class ParameterJudge:
         return found
 
     def finish(self) -> list[Finding]:
-        """The hyperparameters that the loop leaves: the schedule after its last update."""
+        """The hyperparameters that the loop leaves: the schedule after its last update.
+
+        A loop that sets them at the top of an update leaves those of its last one, which nothing
+        uses any more: they are right too, but where the schedule had not moved until then and
+        nothing tells such a loop from one that never calls it.
+        """
         updates = self._trace.updates
         if len(updates) != len(self._case.groups):
             return []
+        last = self._wanted()
+        moved = any(_odd(a, b) for a, b in zip(self._first, last, strict=True))
         self._advance(len(updates))
         found: list[Finding] = []
         for groups in self._trace.groups_after:
             names = frozenset(n for g, _ in groups for n in g)
-            for optimizer in self._expected.optimizers:
+            for optimizer, before in zip(self._expected.optimizers, last, strict=True):
                 wanted = self._expected.hyperparameters(optimizer)
-                if frozenset(n for g, _ in wanted for n in g) == names:
-                    found += self._hyperparameters(len(updates) - 1, groups, optimizer, "after")
+                if frozenset(n for g, _ in wanted for n in g) != names:
+                    continue
+                if moved and not _odd(groups, before):
+                    continue
+                found += _hyperparameters(len(updates) - 1, groups, wanted, optimizer, "after")
         return found
+
+    def _wanted(self) -> list[ParamGroups]:
+        """Hyperparameters as the schedule has them now, by the experiment's optimizer."""
+        return [self._expected.hyperparameters(o) for o in self._expected.optimizers]
 
     def _advance(self, u: int) -> None:
         """Move the schedulers to where they are when update ``u`` is attempted."""
@@ -181,24 +197,6 @@ class ParameterJudge:
     ) -> dict[str, Tensor]:
         groups, device = self._expected.hyperparameters(optimizer), self._expected.device
         return replayed.float64_updated(before, gradient, seen, optimizer, groups, device)
-
-    def _hyperparameters(
-        self, u: int, groups: ParamGroups, optimizer: Optimizer, when: str = "at"
-    ) -> Iterator[Finding]:
-        """Hyperparameters by parameter: groups may be cut and ordered otherwise."""
-        found = {name: values for names, values in groups for name in names}
-        told: set[str] = set()
-        for names, wanted in self._expected.hyperparameters(optimizer):
-            for name in names:
-                odd = "; ".join(replayed.same_hyperparameters(found.get(name, {}), wanted)[:3])
-                if odd and odd not in told:
-                    told.add(odd)
-                    yield Finding(
-                        Cause.HYPERPARAMETERS,
-                        f"{type(optimizer).__name__} has {odd} for {name!r} {when} update {u}",
-                        update=u,
-                        tensor=name,
-                    )
 
     def _update(
         self,
@@ -315,6 +313,33 @@ class ParameterJudge:
         near_zero = math.sqrt(found.numel()) * half_subnormal(found.dtype)
         allowed = unit_roundoff(found.dtype) * norm(wanted) + near_zero
         return distance(wanted, found) <= replayed.STATE_UNITS * allowed
+
+
+def _odd(groups: ParamGroups, wanted: ParamGroups) -> dict[str, str]:
+    """What differs, in words, by the first parameter of each difference.
+
+    By parameter: groups may be cut and ordered otherwise.
+    """
+    found = {name: values for names, values in groups for name in names}
+    told: dict[str, str] = {}
+    for names, values in wanted:
+        for name in names:
+            odd = "; ".join(replayed.same_hyperparameters(found.get(name, {}), values)[:3])
+            if odd and odd not in told.values():
+                told[name] = odd
+    return told
+
+
+def _hyperparameters(
+    u: int, groups: ParamGroups, wanted: ParamGroups, optimizer: Optimizer, when: str = "at"
+) -> Iterator[Finding]:
+    for name, odd in _odd(groups, wanted).items():
+        yield Finding(
+            Cause.HYPERPARAMETERS,
+            f"{type(optimizer).__name__} has {odd} for {name!r} {when} update {u}",
+            update=u,
+            tensor=name,
+        )
 
 
 def _other_optimizer(u: int, seen: OptimizerTrace) -> Finding:

@@ -16,9 +16,11 @@ def counters(case: Case, trace: Trace) -> Iterator[Finding]:
     """Microbatches per group and attempted updates against the plan's."""
     rank = trace.rank
     if len(trace.updates) != len(case.groups):
+        how = "" if trace.updates else " (an update is seen when a torch.optim.Optimizer runs)"
         yield Finding(
             Cause.COUNTERS,
-            f"rank {rank} attempted {len(trace.updates)} updates: the plan has {len(case.groups)}",
+            f"rank {rank} attempted {len(trace.updates)} updates{how}: the plan has "
+            f"{len(case.groups)}",
             rank=rank,
         )
     for u, (update, group) in enumerate(zip(trace.updates, case.groups, strict=False)):

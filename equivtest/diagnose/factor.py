@@ -32,9 +32,12 @@ def on_everything(one: UpdateEvidence, roots: Roots | None, factor: float) -> Fa
         return total, []
     where = "the reduction by hand" if by_hand else ""
     where = f"the communication hook {update.comm_hook}" if update.comm_hook else where
+    others: tuple[Cause, ...] = ()
     if not where and _by_hand_again(one, roots, total):
         where = "the loop, after its backward passes,"
-    known = product(_of_reduction(one.u, D, where), _of_scale(one))
+        if len(update.microbatches) == D:
+            others = (Cause.DOUBLE_ACCUM_DIVISION,)
+    known = product(_of_reduction(one.u, D, where, others), _of_scale(one))
     for (reduced, by_reduction), (unscaled, by_scale) in known:
         if math.isclose(total, reduced * unscaled, rel_tol=NEAR):
             return 1.0, [*by_reduction, *by_scale]
@@ -43,9 +46,8 @@ def on_everything(one: UpdateEvidence, roots: Roots | None, factor: float) -> Fa
 
 def _by_hand_again(one: UpdateEvidence, roots: Roots | None, factor: float) -> bool:
     """1/D that no loss carries: gradients that the wrapper averaged are divided by hand."""
-    D, A = len(one.seen), len(one.seen[0].microbatches)
     right = roots is not None and roots.read == "factors" and roots.right
-    return right and A != D and math.isclose(factor, 1.0 / D, rel_tol=NEAR)
+    return right and math.isclose(factor, 1.0 / len(one.seen), rel_tol=NEAR)
 
 
 def _undone(roots: Roots | None, factor: float) -> bool:
@@ -55,7 +57,7 @@ def _undone(roots: Roots | None, factor: float) -> bool:
     )
 
 
-def _of_reduction(u: int, D: int, where: str) -> Iterator[Factor]:
+def _of_reduction(u: int, D: int, where: str, others: tuple[Cause, ...]) -> Iterator[Factor]:
     yield 1.0, []
     if where and D > 1:
         text = f"in update {u} the gradient is D = {D} times what it should be: {where} sums"
@@ -64,7 +66,8 @@ def _of_reduction(u: int, D: int, where: str) -> Iterator[Factor]:
             f"in update {u} the gradient is 1/D = 1/{D} of what it should be: {where} divides by D "
             "once more"
         )
-        yield 1.0 / D, [Diagnosis(Cause.HOOK_DOUBLE_DIVISION, text, update=u)]
+        cause = Cause.HOOK_DOUBLE_DIVISION
+        yield 1.0 / D, [Diagnosis(cause, text, update=u, alternatives=others)]
 
 
 def _of_scale(one: UpdateEvidence) -> Iterator[Factor]:

@@ -150,13 +150,14 @@ def _others(
     """Counts that people take for the supervised elements: examples, positions, both."""
     rows = setting.examples
     yield "examples", rows
-    yield (
-        "supervised elements and one more an example",
-        [
-            [n + m for n, m in zip(*both, strict=True)]
-            for both in zip(setting.supervised, rows, strict=True)
-        ],
-    )
+    if setting.supervised != rows:  # of one element each, one more is no shift but a half
+        yield (
+            "supervised elements and one more an example",
+            [
+                [n + m for n, m in zip(*both, strict=True)]
+                for both in zip(setting.supervised, rows, strict=True)
+            ],
+        )
     yield from _positions(evidence, one)
 
 

@@ -111,31 +111,46 @@ def _value(microbatch: MicrobatchTrace) -> float | None:
     return None if microbatch.root is None else microbatch.root / (microbatch.scale or 1.0)
 
 
-def expected_value(replay: Replay, counts: Counts, r: int, k: int) -> float:
-    """The microbatch's share of the group's loss, as the replay made it."""
+def expected_value(
+    replay: Replay, counts: Counts, r: int, k: int, weights: Mapping[Term, float] | None = None
+) -> float:
+    """The microbatch's share of the group's loss, as the replay made it.
+
+    Args:
+        weights: by which the loop weighed its terms.
+    """
     totals, terms = replay.totals.get((r, k), ()), replay.terms.get((r, k), ())
+    held = weights or {}
     return sum(
-        total / denominator(counts, term)
+        held.get((r, k, term), 1.0) * total / denominator(counts, term)
         for total, term in zip(totals, terms, strict=True)
         if term is not None
     )
 
 
 def common_values(
-    seen: Sequence[UpdateTrace], replay: Replay, counts: Counts, precision: Precision
+    seen: Sequence[UpdateTrace],
+    replay: Replay,
+    counts: Counts,
+    precision: Precision,
+    read: Roots,
 ) -> bool:
     """Every backward started from the sum of all replicas' losses of that microbatch.
 
     On more than one replica, whose own losses differ: a collective that has no gradient makes it.
+    Not where the root factors that were observed give those values as well.
     """
-    D = len(seen)
+    D, off = len(seen), VALUE * precision.u
     if len({expected_value(replay, counts, r, 0) for r in range(D)}) == 1:
         return False
-    found = []
-    for _, k, microbatch in _microbatches(seen):
-        whole, value = (
-            sum(expected_value(replay, counts, r, k) for r in range(D)),
-            _value(microbatch),
-        )
-        found.append(value is not None and math.isclose(value, whole, rel_tol=VALUE * precision.u))
-    return bool(found) and all(found)
+    weights = read.found if read.read == "factors" else None
+    common, own = [], []
+    for r, k, microbatch in _microbatches(seen):
+        value = _value(microbatch)
+        if value is None:
+            return False
+        whole = sum(expected_value(replay, counts, replica, k) for replica in range(D))
+        alone = D * expected_value(replay, counts, r, k, weights)
+        common.append(math.isclose(value, whole, rel_tol=off))
+        own.append(weights is not None and math.isclose(value, alone, rel_tol=off))
+    return bool(common) and all(common) and not all(own)

@@ -181,17 +181,19 @@ def _clipped(one: UpdateEvidence) -> Iterator[Diagnosis]:
 def _scaled(one: UpdateEvidence) -> Iterator[Diagnosis]:
     scales = [[m.scale for m in update.microbatches] for update in one.seen]
     if any(len(set(own)) > 1 for own in scales):
-        told = ", ".join(f"{s:g}" for s in scales[0] if s is not None)
-        text = f"in update {one.u} the loss scale was {told} by microbatch"
+        text = f"in update {one.u} the loss scale was {_in_words(scales[0])} by microbatch"
         yield Diagnosis(Cause.SCALE_CHANGES_INSIDE_GROUP, text, update=one.u)
     starts = [own[0] for own in scales if own]
     if len(set(starts)) > 1:
-        told = ", ".join("none" if s is None else f"{s:g}" for s in starts)
-        text = f"in update {one.u} the loss scale was {told} by rank"
+        text = f"in update {one.u} the loss scale was {_in_words(starts)} by rank"
         yield Diagnosis(Cause.SCALE_DIFFERS, text, update=one.u)
     if any(op.kind == "unscale" and op.factor != 1.0 for op in _inside(one.seen[0])):
         text = f"in update {one.u} gradients were unscaled between backward passes"
         yield Diagnosis(Cause.UNSCALE_PER_MICRO, text, update=one.u)
+
+
+def _in_words(scales: Sequence[float | None]) -> str:
+    return ", ".join("none" if s is None else f"{s:g}" for s in scales)
 
 
 def _inside(update: UpdateTrace) -> Sequence[GradientOperation]:

@@ -91,7 +91,7 @@ def weighed(
         {arms.names[t]: other for t, other in partly.items()},
         explained=explained,
         left=beyond - explained,
-        common_values=common_values(seen, kept, arms.counts, precision),
+        common_values=common_values(seen, kept, arms.counts, precision, read),
     )
 
 

@@ -103,7 +103,9 @@ class GraphMemory:
         # Called a hundred times in a forward: one function, and no call that can be spared.
         self._dtypes.add(tensor.dtype)
         saved = _Saved()
-        saved.tensor, saved.version, saved.memory = tensor, tensor._version, self
+        # Detached: a node that holds what it made itself would keep its graph alive for good.
+        saved.tensor = tensor if tensor.grad_fn is None else tensor.detach()
+        saved.version, saved.memory = tensor._version, self
         if tensor.layout is not torch.strided:
             saved.key = None
             return saved

@@ -104,15 +104,23 @@ def finish(rank: Rank) -> bool:
 
 
 def causes(
-    given: Experiment, plan: Plan, loop: Callable[[Rank], None] | None, precision: str = "fp64"
+    given: Experiment,
+    plan: Plan,
+    loop: Callable[[Rank], None] | None,
+    precision: str = "fp64",
+    **how: Any,
 ) -> set[str]:
-    return set(verdict(given, plan, loop, precision).causes)
+    return set(verdict(given, plan, loop, precision, **how).causes)
 
 
 def verdict(
-    given: Experiment, plan: Plan, loop: Callable[[Rank], None] | None, precision: str = "fp64"
+    given: Experiment,
+    plan: Plan,
+    loop: Callable[[Rank], None] | None,
+    precision: str = "fp64",
+    **how: Any,
 ) -> Verdict:
-    return check(given, plan, precision=precision, loop=loop)
+    return check(given, plan, precision=precision, loop=loop, **how)
 
 
 def traces(

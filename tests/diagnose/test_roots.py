@@ -114,12 +114,25 @@ def test_values_of_all_replicas_together_are_told_from_their_own() -> None:
     own = [total / 6 for total in TOTALS]
     twice, thrice = [2 * v for v in own], [3 * v for v in own]
     replay, counts = a_replay(D=2), {"": 6.0}
-    assert common_values(shares(thrice, thrice), replay, counts, FP64)
-    assert not common_values(shares(own, twice), replay, counts, FP64)
+    values = Roots({}, 0.0, "values")
+    assert common_values(shares(thrice, thrice), replay, counts, FP64, values)
+    assert not common_values(shares(own, twice), replay, counts, FP64, values)
+
+
+def test_values_that_the_observed_factors_give_are_the_losses_own() -> None:
+    """Weights 3/2 and 3/4 times D = 2 make the values of both 3 times the first's."""
+    thrice = [3 * total / 6 for total in TOTALS]
+    replay, counts = a_replay(D=2), {"": 6.0}
+    weights = {(r, k, ""): (1.5, 0.75)[r] for r, k in replay.totals}
+    giving, right = Roots(weights, 1e-15, "factors"), Roots({}, 1e-15, "factors")
+    assert not common_values(shares(thrice, thrice), replay, counts, FP64, giving)
+    assert common_values(shares(thrice, thrice), replay, counts, FP64, right)
 
 
 def test_equal_replicas_do_not_tell_whose_the_value_is() -> None:
     replay = a_replay(D=2)
     same = replace(replay, totals={(r, k): (TOTALS[k],) for r, k in replay.totals})
     doubled = [2 * total / 6 for total in TOTALS]
-    assert not common_values(shares(doubled, doubled), same, {"": 6.0}, FP64)
+    assert not common_values(
+        shares(doubled, doubled), same, {"": 6.0}, FP64, Roots({}, 0.0, "values")
+    )

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 import equivtest
-from equivtest import Experiment, Loss, Plan, Rank
+from equivtest import Experiment, Group, Loss, Plan, Rank
 from equivtest.arms.replay import Replay
 from equivtest.isolate.sums import in_another_order, reproduced
 
@@ -139,8 +139,8 @@ def test_sums_that_lose_their_terms_do_not_hide_a_wrong_weight(
     # The replay gives these bits too: it takes the loop's factors.
     verdict = check(values, Plan(1, len(values), 1), precision, loop=partial(weighed, factor=0.5))
     assert verdict.updates[0].replay_bits_equal
-    # Half of each weight: with one example a microbatch, as if twice as many were counted.
-    assert (verdict.status, verdict.causes) == ("fault", ("norm.miscounted",))
+    # Half of each weight: a bare scalar, which has no name.
+    assert (verdict.status, verdict.causes) == ("fault", ("differs.gradient",))
 
 
 # -- with a source of the forward
@@ -174,16 +174,32 @@ def test_shares_of_sums_and_of_a_forward_add_up() -> None:
 # -- another order
 
 
+def share(rank: Rank, group: Group, batch: Tensor) -> Tensor:
+    return rank.loss(rank.model, batch).total / group.count * rank.D
+
+
 def in_pieces(rank: Rank) -> None:
     """Goes back through each microbatch but the last in two parts of 0.3 and 0.7."""
     for group in rank.groups:
         for k, batch in enumerate(group):
             last = k == len(group) - 1
             with contextlib.nullcontext() if last else rank.model.no_sync():
-                objective = rank.loss(rank.model, batch).total / group.count * rank.D
+                objective = share(rank, group, batch)
                 if not last:
                     (objective * 0.3).backward(retain_graph=True)
                 (objective if last else objective * 0.7).backward()
+        rank.optimizer.step()
+        rank.optimizer.zero_grad()
+
+
+def last_first(rank: Rank) -> None:
+    """Goes back through the microbatches before the last one from the last of them to the first."""
+    for group in rank.groups:
+        *batches, last = group
+        with rank.model.no_sync():
+            for objective in reversed([share(rank, group, batch) for batch in batches]):
+                objective.backward()
+        share(rank, group, last).backward()
         rank.optimizer.step()
         rank.optimizer.zero_grad()
 
@@ -193,9 +209,14 @@ def test_a_right_loop_that_adds_in_another_order_is_told_so() -> None:
     line = Experiment(
         model=partial(nn.Linear, 50, 1), data=list(rows), loss=total, optimizer=sgd, updates=1
     )
-    verdict = equivtest.check(line, Plan(1, 4, 3), loop=in_pieces)
+    verdict = equivtest.check(line, Plan(1, 4, 3), loop=last_first)
     assert verdict.status == "equivalent", verdict.explain()
     assert not verdict.updates[0].replay_bits_equal
+    assert any("of 2 gradients are not, to the bit" in note for note in verdict.notes)
+    # A loss in parts shares no bits with the replay: nothing is told of its order.
+    parts = equivtest.check(line, Plan(1, 4, 3), loop=in_pieces)
+    assert parts.status == "equivalent", parts.explain()
+    assert not parts.updates[0].replay_bits_equal
     plain = equivtest.check(line, Plan(1, 4, 3))
     assert plain.updates[0].replay_bits_equal
     assert not any("to the bit" in note for note in plain.notes)

@@ -1,0 +1,277 @@
+"""Right loops that are written in an odd way are left alone, and one mistake has its one name."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+
+import pytest
+import torch
+from diagnose.event_cases import (
+    EQUAL,
+    PLAN,
+    accumulated,
+    causes,
+    experiment,
+    finish,
+    verdict,
+)
+from diagnose.test_schedule import SCHEDULED
+from diagnose.test_state import AVERAGED
+from torch import Tensor, nn
+
+from equivtest import Experiment, Group, Loss, Plan, Rank
+from equivtest.faults.pieces import averaged, bare, cleared, right, updated
+from equivtest.loops import accumulate
+from equivtest.observe.handed import HandedOut
+from equivtest.observe.memory import GraphMemory, LivingGraphs
+
+PRECISIONS = ["fp64", "fp32", "bf16-mixed"]
+
+
+# -- the schedule at the top of an update
+
+
+def scheduled_at_the_top(rank: Rank) -> None:
+    scheduler, rank.scheduler = rank.scheduler, None
+    for group in rank.groups:
+        if group.update:
+            scheduler.step()
+        accumulated(rank, group)
+        finish(rank)
+
+
+def rate_set_at_the_top(rank: Rank) -> None:
+    """No scheduler moves: the loop sets what it works out itself."""
+    rank.scheduler = None
+    for group in rank.groups:
+        for held in rank.optimizer.param_groups:
+            held["lr"] = held["initial_lr"] * max(0.0, 1 - group.update / 12)
+        accumulated(rank, group)
+        finish(rank)
+
+
+def never_scheduled(rank: Rank) -> None:
+    rank.scheduler = None
+    accumulate(rank)
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize("loop", [scheduled_at_the_top, rate_set_at_the_top])
+def test_a_schedule_at_the_top_of_an_update_is_right(
+    loop: Callable[[Rank], None], precision: str
+) -> None:
+    assert verdict(SCHEDULED, PLAN, loop, precision).status == "equivalent"
+
+
+def test_one_that_never_moves_is_not() -> None:
+    assert causes(SCHEDULED, PLAN, never_scheduled) == {"sched.never"}
+    # Of a single update nothing but what it leaves tells.
+    alone = experiment(scheduler=SCHEDULED.scheduler, updates=1)
+    assert verdict(alone, PLAN, never_scheduled).status == "fault"
+
+
+# -- gradients without backward()
+
+
+def by_autograd_grad(rank: Rank) -> None:
+    """Two calls a microbatch, each for half of the loss."""
+    parameters = list(rank.module.parameters())
+    for group in rank.groups:
+        for batch in group:
+            with rank.autocast():
+                objective = right(rank, group, batch)
+            for half in (objective * 0.25, objective * 0.75):
+                gradients = torch.autograd.grad(half, parameters, retain_graph=True)
+                for parameter, gradient in zip(parameters, gradients, strict=True):
+                    held = parameter.grad
+                    parameter.grad = gradient if held is None else held + gradient
+        averaged(rank)
+        updated(rank)
+        cleared(rank)
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize("plan", [PLAN, EQUAL], ids=str)
+def test_gradients_by_autograd_grad_are_right(plan: Plan, precision: str) -> None:
+    found = verdict(experiment(scaler=None), plan, by_autograd_grad, precision, wrap=bare)
+    assert found.status == "equivalent", found.explain()
+
+
+# -- forwards without a backward, and parts of a batch
+
+
+def with_a_probe(rank: Rank) -> None:
+    """Reads the loss of each microbatch once more with gradients on, and keeps its number."""
+    for group in rank.groups:
+        for k, batch in enumerate(group):
+            if not k:
+                float(rank.module(batch["x"].to(rank.module.first.weight.dtype)).sum())
+        accumulated(rank, group)
+        finish(rank)
+
+
+class Remembering(nn.Module):
+    """A layer that autograd gives its own output to save."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.line = nn.Linear(3, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.tanh(self.line(x))
+
+
+def test_a_forward_without_backward_leaves_no_graph() -> None:
+    """Watched or not: what a tanh saves is what it gave."""
+    module = Remembering()
+    memory, graphs = GraphMemory(), LivingGraphs()
+    for _ in range(3):
+        assert graphs.begin() == 0
+        assert memory.held == (0, 0)
+        with memory.watching():
+            output = module(torch.ones(4, 3))
+        graphs.mark(output)
+        assert memory.held[1] > 0
+        del output
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_a_forward_for_its_number_alone_costs_nothing(precision: str) -> None:
+    found = verdict(experiment(), PLAN, with_a_probe, precision)
+    assert "mem.kept_graph" not in found.causes
+    assert "mem.kept_graph" not in {f.cause for f in found.findings}
+
+
+def test_rows_of_a_batch_are_not_the_batch() -> None:
+    handed, x = HandedOut(), torch.arange(12.0).reshape(4, 3)
+    handed.remember({"x": x}, (7, 3, 5, 1))
+    assert handed.examples([x]) == (7, 3, 5, 1)
+    assert handed.examples([x[:, :2]]) == (7, 3, 5, 1)  # every row, but its last column
+    assert handed.examples([x[:, 1:]]) == (7, 3, 5, 1)
+    assert handed.examples([x[:2]]) is None
+    assert handed.examples([x[2:]]) is None
+    assert handed.examples([x, x[:1]]) is None
+    one = torch.ones(1, 3)
+    handed.remember(one, (9,))
+    assert handed.examples([one[:, 1:]]) == (9,)
+
+
+def row_by_row(rank: Rank) -> None:
+    """Each microbatch cut finer by the loop: right in value, and the plan's examples."""
+    for group in rank.groups:
+        for batch in group:
+            for i in range(len(batch["x"])):
+                row = {name: held[i : i + 1] for name, held in batch.items()}
+                with rank.autocast():
+                    right(rank, group, row).backward()
+        averaged(rank)
+        updated(rank)
+        cleared(rank)
+
+
+def test_a_microbatch_cut_finer_holds_no_example_twice() -> None:
+    found = causes(experiment(scaler=None), PLAN, row_by_row, wrap=bare)
+    assert "differs.examples" not in found
+    assert found <= {"differs.counters"}
+
+
+def by_hand(rank: Rank) -> None:
+    """No optimizer runs."""
+    for group in rank.groups:
+        accumulated(rank, group)
+        with torch.no_grad():
+            for parameter in rank.module.parameters():
+                parameter -= 0.1 * parameter.grad
+        cleared(rank)
+
+
+def test_an_update_by_hand_is_said_not_to_be_seen() -> None:
+    given = experiment(
+        scaler=None, optimizer=lambda m: torch.optim.SGD(m.parameters(), lr=0.1), updates=1
+    )
+    (finding, *_) = verdict(given, PLAN, by_hand).findings
+    assert "attempted 0 updates" in finding.text
+    assert "seen when a torch.optim.Optimizer runs" in finding.text
+
+
+# -- one mistake, one name
+
+
+def divided_by_hand(rank: Rank) -> None:
+    """The wrapper averages, and the loop divides what it left by D once more."""
+    for group in rank.groups:
+        accumulated(rank, group)
+        for parameter in rank.module.parameters():
+            parameter.grad.div_(rank.D)
+        updated(rank)
+        cleared(rank)
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize("plan", [PLAN, EQUAL], ids=str)
+def test_gradients_divided_once_more_are_no_other_loss(plan: Plan, precision: str) -> None:
+    found = verdict(experiment(scaler=None), plan, divided_by_hand, precision)
+    assert set(found.causes) == {"hook.double_division"}
+    # Where A = D a probe plan tells that it is D, not A, that divides.
+    assert not found.findings[0].alternatives
+
+
+def first_unscaled(rank: Rank) -> None:
+    """The scaler is forgotten for microbatch 0."""
+    for group in rank.groups:
+        for k, batch in enumerate(group):
+            last = k == len(group) - 1
+            with contextlib.nullcontext() if last else rank.model.no_sync():
+                with rank.autocast():
+                    objective = right(rank, group, batch)
+                (rank.scaler.scale(objective) if k else objective).backward()
+        finish(rank)
+
+
+def test_a_microbatch_without_the_scale_is_said_to_have_none() -> None:
+    found = verdict(experiment(), PLAN, first_unscaled, "fp16-mixed")
+    assert found.causes[0] == "amp.scale_changes_inside_group"
+    assert "none, 256, 256 by microbatch" in found.findings[0].text, found.findings[0].text
+
+
+def test_half_of_one_element_each_is_not_one_more_count() -> None:
+    """A = 1 and an element an example: 1 / (1 + 1) is any half."""
+    data = [torch.randn(3, generator=torch.Generator().manual_seed(i)) for i in range(12)]
+    given = Experiment(
+        model=lambda: nn.Linear(3, 1),
+        data=data,
+        loss=lambda model, batch: Loss(model(batch).square().sum(), count=len(batch)),
+        optimizer=lambda m: torch.optim.SGD(m.parameters(), lr=0.1),
+        updates=2,
+    )
+
+    def halved(rank: Rank) -> None:
+        for group in rank.groups:
+            for batch in group:
+                (right(rank, group, batch) * 0.5).backward()
+            finish(rank)
+
+    assert causes(given, Plan(2, 1, 3), halved) == {"differs.gradient"}
+
+
+def calls(rank: Rank, after: Callable[[Group], int]) -> None:
+    """So many calls on the average after the update of a group."""
+    for group in rank.groups:
+        accumulated(rank, group)
+        updated(rank)
+        cleared(rank)
+        for _ in range(after(group)):
+            rank.average.update_parameters(rank.module)
+
+
+def test_an_average_that_misses_one_update_does_not_never_move() -> None:
+    missing = lambda rank: calls(rank, lambda group: int(group.update > 0))  # noqa: E731
+    assert causes(AVERAGED, PLAN, missing) == {"differs.state"}
+
+
+def test_two_calls_after_the_update_are_not_one_a_microbatch() -> None:
+    twice = lambda rank: calls(rank, lambda group: 2)  # noqa: E731
+    assert causes(AVERAGED, EQUAL, twice) == {"differs.state"}
+    thrice = lambda rank: calls(rank, len)  # noqa: E731
+    assert causes(AVERAGED, PLAN, thrice) == {"state.ema_per_microbatch"}
