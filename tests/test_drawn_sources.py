@@ -41,8 +41,6 @@ def test_random_numbers_may_leave_nothing_of_a_scale() -> None:
         scheduler_unit="attempted",
     )
     verdict = check(Planted(case, ("source.dropout",), 1544282592))
-    # With AVX2 update 0 stays unexplained (with ATEN_CPU_CAPABILITY=default it is explained), and
-    # why is not known: a miss, which this allows until it is found. It is never called the loop's.
-    assert verdict.status in ("explained", "unexplained"), verdict.explain()
+    assert verdict.status == "explained", verdict.explain()
     assert verdict.causes == ("source.dropout",), verdict.explain()
     assert verdict.sources["source.dropout"] >= 0.9999

@@ -25,21 +25,22 @@ from equivtest.diagnose.windows import windows
 Family = Callable[[Evidence], Iterator[Diagnosis]]
 
 FAMILIES: tuple[Family, ...] = (
+    data,
+    windows,
+    gradient,
     before_unscale,
     too_early,
-    average,
-    gradient,
-    costs,
-    counter_frozen,
-    data,
-    decay_per_microbatch,
-    loss_factor,
-    rank_local_decision,
-    schedule,
     update_per_microbatch,
-    windows,
+    decay_per_microbatch,
+    rank_local_decision,
+    counter_frozen,
+    schedule,
+    average,
+    loss_factor,
+    costs,
 )
-"""Those that need no tensors; the others speak while an update is judged."""
+"""Those that need no tensors, in the order in which a loop comes to what they speak of; the others
+speak while an update is judged."""
 
 NOTED = (Kind.COST, Kind.LOG, Kind.CONVENTION)
 """Kinds of causes that a note names."""

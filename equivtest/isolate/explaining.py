@@ -50,7 +50,7 @@ def explain(
         known: sources as they were attributed in updates before. One that was found and not
             claimed may be what this update needs.
     """
-    null = _null(scene.oracle, null)
+    null = _null(scene.oracle, scene.scale, null)
     return _Explaining(Remaining(scene, null, tolerances, sums), names, null).run(known)
 
 
@@ -174,10 +174,14 @@ class _Explaining:
             yield f"not isolated, for there are more than {attribution.MOST}: {', '.join(left_out)}"
 
 
-def _null(oracle: Whole, known: Sequence[bool]) -> list[bool]:
-    """Comparison B asked only for tensors beyond it; random numbers can leave a null one within."""
+def _null(oracle: Whole, scales: Sequence[float], known: Sequence[bool]) -> list[bool]:
+    """Comparison B asked only for tensors beyond it; random numbers can leave a null one within.
+
+    Args:
+        scales: of the scene; what the split left where the oracle's rounding came out as exactly 0.
+    """
     largest = max(oracle.scale, default=0.0)
     return [
         is_null or (0 < scale <= NULL * largest and oracle.unsteady(t, scale))
-        for t, (is_null, scale) in enumerate(zip(known, oracle.scale, strict=True))
+        for t, (is_null, scale) in enumerate(zip(known, scales, strict=True))
     ]

@@ -8,7 +8,16 @@ from typing import Any
 
 import pytest
 from diagnose.loaders import collating, experiment, finish, held_as, lines, points, windows
-from diagnose.test_data import DATA, PLANS, PRECISIONS, case, causes, check, divided_update, sampled
+from diagnose.test_data_causes import (
+    DATA,
+    PLANS,
+    PRECISIONS,
+    case,
+    causes,
+    check,
+    divided_update,
+    sampled,
+)
 from torch.utils.data import DataLoader
 
 from equivtest import Experiment, Plan, Rank

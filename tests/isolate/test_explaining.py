@@ -12,7 +12,9 @@ from torch.nn import functional as F
 
 import equivtest
 from equivtest import Experiment, Loss, Plan, Rank
+from equivtest.arms.oracle import NULL
 from equivtest.compare.verdict import Finding, Verdict
+from equivtest.isolate.explaining import _null
 from equivtest.loops import accumulate
 
 
@@ -266,3 +268,22 @@ def test_a_coupling_that_acts_only_behind_the_batchs_own_statistics_is_found() -
     )
     assert verdict.passed, verdict.explain()
     assert "`3` (Mixed)" in next(r.where for r in verdict.source_rows if "coupling" in r.source)
+
+
+# -- tensors that are zero in exact arithmetic
+
+
+class Nudged:
+    """An oracle whose rounding moves its second and third tensor, of which one came out as 0."""
+
+    scale = (1.0, 0.0, 6e-18, 0.0)
+
+    def unsteady(self, tensor: int, scale: float) -> bool:
+        return (0.0, 4e-19, 4e-19, 0.0)[tensor] > NULL * scale
+
+
+def test_a_null_tensor_whose_rounding_came_out_as_zero_is_not_judged() -> None:
+    known = [False] * 4
+    assert _null(Nudged(), [1.0, 6e-18, 6e-18, 6e-18], known) == [False, True, True, False]
+    # What rounding may have moved but the split left as large as the others is no rounding.
+    assert _null(Nudged(), [1.0, 0.5, 6e-18, 0.5], known) == [False, False, True, False]
