@@ -51,6 +51,8 @@ class ParameterJudge:
         self._average = ExpectedAverage(experiment, module)
         self._measured: dict[tuple[int, str], dict[str, Any]] = {}
         self._first = self._wanted()
+        # Whether the schedule may move behind the update that ends a microbatch's turn.
+        self._behind = experiment.scheduler_unit == "microbatch"
         self.notes: list[str] = []
 
     def judge(self, u: int, update: UpdateTrace, oracle: Gradients | None) -> list[Finding]:
@@ -60,7 +62,7 @@ class ParameterJudge:
             update: the update of the rank, with the gradient that was judged.
             oracle: the oracle's gradient, where it was computed.
         """
-        self._advance(u)
+        self._advance(u, update)
         found = list(judge_clip(u, update, self._clip)) if update.applied else []
         for seen in update.optimizers:
             optimizer = self._expected.matching(seen)
@@ -119,10 +121,26 @@ class ParameterJudge:
         """Hyperparameters as the schedule has them now, by the experiment's optimizer."""
         return [self._expected.hyperparameters(o) for o in self._expected.optimizers]
 
-    def _advance(self, u: int) -> None:
-        """Move the schedulers to where they are when update ``u`` is attempted."""
+    def _advance(self, u: int, update: UpdateTrace | None = None) -> None:
+        """Move the schedulers to where they are when ``update`` is attempted, or the loop ends.
+
+        One that counts microbatches is called with each before the update or, at the end of each
+        turn, with the last behind it.
+        """
         unit = self._experiment.scheduler_unit
-        self._expected.advance(scheduler_calls(unit, self._trace, self._case.groups, u))
+        calls = scheduler_calls(unit, self._trace, self._case.groups, u)
+        if self._behind and update is not None:
+            self._expected.advance(calls - 1)
+            self._behind = all(self._as_scheduled(seen) for seen in update.optimizers)
+            if self._behind:
+                return
+        self._expected.advance(calls)
+
+    def _as_scheduled(self, seen: OptimizerTrace) -> bool:
+        optimizer = self._expected.matching(seen)
+        return optimizer is not None and not _odd(
+            seen.groups, self._expected.hyperparameters(optimizer)
+        )
 
     @cached_property
     def decay(self) -> dict[str, float]:

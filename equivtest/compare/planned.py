@@ -45,9 +45,12 @@ def counters(case: Case, trace: Trace) -> Iterator[Finding]:
 def examples(case: Case, trace: Trace) -> Iterator[Finding]:
     """The examples that each forward received against those dealt to it, where they are known.
 
-    The order of microbatches inside a replica's group is the loop's own business.
+    The order of microbatches inside a replica's group is the loop's own business. Behind an update
+    that follows none it is not known which group a forward belongs to.
     """
     for u, (update, group) in enumerate(zip(trace.updates, case.groups, strict=False)):
+        if update.observed and not update.microbatches and any(group.ids[trace.rank]):
+            return
         dealt = [ids for ids in group.ids[trace.rank] if ids]
         received = [m.ids for m in update.microbatches if m.ids is not None]
         times = Counter(i for ids in received for i in ids)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from diagnose.event_cases import (
     causes,
     experiment,
     finish,
+    microbatches,
     verdict,
 )
 from diagnose.test_schedule import SCHEDULED
@@ -69,6 +71,39 @@ def test_one_that_never_moves_is_not() -> None:
     # Of a single update nothing but what it leaves tells.
     alone = experiment(scheduler=SCHEDULED.scheduler, updates=1)
     assert verdict(alone, PLAN, never_scheduled).status == "fault"
+
+
+def at_each_turn(rank: Rank) -> None:
+    """One loop over microbatches that ends with the schedule: after the update with the last."""
+    scheduler, rank.scheduler = rank.scheduler, None
+    for group in rank.groups:
+        for k in microbatches(rank, group):
+            if k == len(group) - 1:
+                finish(rank)
+            scheduler.step()
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize("plan", [PLAN, Plan(6, 1, 2)], ids=str)
+def test_a_schedule_of_microbatches_moves_before_the_update_or_behind_it(
+    plan: Plan, precision: str
+) -> None:
+    given = replace(SCHEDULED, scheduler_unit="microbatch")
+    assert verdict(given, plan, accumulate, precision).status == "equivalent"
+    assert verdict(given, plan, at_each_turn, precision).status == "equivalent"
+
+
+def test_one_of_microbatches_that_moves_with_updates_is_a_fault() -> None:
+    given = replace(SCHEDULED, scheduler_unit="microbatch")
+
+    def per_update(rank: Rank) -> None:
+        scheduler, rank.scheduler = rank.scheduler, None
+        for group in rank.groups:
+            accumulated(rank, group)
+            finish(rank)
+            scheduler.step()
+
+    assert verdict(given, PLAN, per_update).status == "fault"
 
 
 # -- gradients without backward()
