@@ -20,6 +20,11 @@ class Kind(StrEnum):
     ERROR = "error"
     """torch itself stops: error, and the message names the cause."""
 
+    @property
+    def quiet(self) -> bool:
+        """The numbers are right: it stands in a note and not among the findings."""
+        return self in (Kind.COST, Kind.LOG)
+
 
 class Cause(StrEnum):
     """A named way in which a case is beside its plan; the value is what ``expect`` takes.
@@ -38,6 +43,22 @@ class Cause(StrEnum):
         member.prose = prose
         member.kind = kind
         return member
+
+    @property
+    def happened(self) -> str:
+        """The first sentence of the prose."""
+        first, stop, _ = self.prose.partition(". ")
+        return first + ("." if stop else "")
+
+    @property
+    def change(self) -> str:
+        """The rest of the prose: how to see it and what to change."""
+        return self.prose.partition(". ")[2]
+
+    @classmethod
+    def named(cls, name: str) -> Cause | None:
+        """The cause of this name; None for a name of another version."""
+        return next((cause for cause in cls if cause == name), None)
 
     # -- in general terms
 
@@ -81,13 +102,6 @@ class Cause(StrEnum):
         "Check the bound, which parameters are clipped (of a norm: together), and that the clip "
         "follows unscale.",
     )
-    CLIP_MISSING = (
-        "clip.missing",
-        "The experiment clips and this loop did not: the gradient was beyond the bound at the "
-        "update. Its norm stands in the evidence, and no clip stands between the last backward "
-        "and the update among the events. Call clip_grad_norm_(rank.module.parameters(), "
-        "rank.clip_norm) there (clip_grad_value_ for a clip by value), after unscale_.",
-    )
     BUFFERS = (
         "differs.buffers",
         "Buffers are not what the plan's forwards and the broadcasts that were seen make of them. "
@@ -103,24 +117,14 @@ class Cause(StrEnum):
         "The forward received other examples than the plan deals to this replica. Feed each of "
         "the group's batches once.",
     )
-    NOT_APPLIED = (
-        "prec.not_applied",
-        "The forward does not run in the precision of the case. The dtypes seen in it are not "
-        "those of autocast. Enter it around forward and loss: with rank.autocast(): loss = "
-        "rank.loss(rank.model, batch).",
-    )
-    NONFINITE = (
-        "prec.nonfinite",
-        "The gradient is not finite, and the update was applied all the same. The place says "
-        "which microbatch it came from: one NaN or inf is in every parameter after it. Let a "
-        "GradScaler skip such updates (scaler.step, scaler.update), and look there for a "
-        "division by zero.",
-    )
     SKIP = (
         "differs.skip",
         "The loop skipped an update whose gradient is finite, or applied one that must be skipped, "
         "or moved state with an update that was skipped. Let the scaler decide, on every rank.",
     )
+
+    # -- sources: what no loop can avoid
+
     BATCHNORM = (
         "source.batchnorm",
         "BatchNorm takes its statistics from a microbatch where the large batch takes them from "
@@ -174,7 +178,7 @@ class Cause(StrEnum):
         Kind.SOURCE,
     )
 
-    # -- Loss normalisation
+    # -- loss normalisation
 
     MEAN_OF_MEANS_ACCUM = (
         "norm.mean_of_means_accum",
@@ -265,7 +269,7 @@ class Cause(StrEnum):
         Kind.CONVENTION,
     )
 
-    # -- Synchronisation
+    # -- synchronisation
 
     INVERTED_BOUNDARY = (
         "sync.inverted_boundary",
@@ -316,7 +320,7 @@ class Cause(StrEnum):
         Kind.COST,
     )
 
-    # -- Accumulation, hooks, windows
+    # -- accumulation, hooks, windows
 
     ONLY_LAST = (
         "accum.only_last",
@@ -390,8 +394,15 @@ class Cause(StrEnum):
         "data-parallel group: dist.get_world_size(rank.dp_group).",
     )
 
-    # -- Clip, mixed precision
+    # -- clip, mixed precision
 
+    CLIP_MISSING = (
+        "clip.missing",
+        "The experiment clips and this loop did not: the gradient was beyond the bound at the "
+        "update. Its norm stands in the evidence, and no clip stands between the last backward "
+        "and the update among the events. Call clip_grad_norm_(rank.module.parameters(), "
+        "rank.clip_norm) there (clip_grad_value_ for a clip by value), after unscale_.",
+    )
     CLIP_PER_MICROBATCH = (
         "clip.per_microbatch",
         "The gradient was clipped after each backward and not once per update: early "
@@ -436,6 +447,19 @@ class Cause(StrEnum):
         "of them. The scales by microbatch stand in the evidence, and weights go with them. "
         "Call scaler.update() once per update, after scaler.step(optimizer).",
     )
+    NOT_APPLIED = (
+        "prec.not_applied",
+        "The forward does not run in the precision of the case. The dtypes seen in it are not "
+        "those of autocast. Enter it around forward and loss: with rank.autocast(): loss = "
+        "rank.loss(rank.model, batch).",
+    )
+    NONFINITE = (
+        "prec.nonfinite",
+        "The gradient is not finite, and the update was applied all the same. The place says "
+        "which microbatch it came from: one NaN or inf is in every parameter after it. Let a "
+        "GradScaler skip such updates (scaler.step, scaler.update), and look there for a "
+        "division by zero.",
+    )
     LOW_PRECISION_ACCUMULATOR = (
         "prec.low_precision_accumulator",
         "Gradients are added up over the microbatches in a lower dtype than the case promises. "
@@ -469,7 +493,7 @@ class Cause(StrEnum):
         "whole update out: if not torch.isfinite(norm): optimizer.zero_grad(); continue.",
     )
 
-    # -- Optimizer and schedule, data, layers and losses, memory
+    # -- optimizer and schedule, data, layers and losses, memory
 
     SCHED_PER_MICROBATCH = (
         "sched.per_microbatch",
@@ -607,8 +631,3 @@ class Cause(StrEnum):
         "without the A or D that backward needs.",
         Kind.LOG,
     )
-
-
-def kind_of(cause: str) -> Kind:
-    """Kind of the cause of this name."""
-    return next(known.kind for known in Cause if known == cause)

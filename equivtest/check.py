@@ -21,9 +21,11 @@ from equivtest.plan import Plan
 from equivtest.pool import Pool, PoolError, RankFailed, Shared, Unsendable, current_pool
 from equivtest.settling import settled
 
-_PATIENCE_S = 20.0
-_PATIENCE = 20.0
-"""Of a planted fault that hangs: so many seconds, or times what the case took."""
+LEAST_PATIENCE_S = 20.0
+"""At least so long may a planted fault run until it is taken to hang."""
+
+PATIENCE = 20.0
+"""And as many times as long as the case itself took."""
 
 
 def check(
@@ -100,7 +102,7 @@ def check(
         return verdict
     from equivtest.sensitivity import measure  # and all planted faults, which few sessions need
 
-    patience = timeout_s or max(_PATIENCE_S, _PATIENCE * verdict.duration_s)
+    patience = timeout_s or max(LEAST_PATIENCE_S, PATIENCE * verdict.duration_s)
     planted = partial(again, experiment, plan, timeout_s=patience)
     return replace(verdict, sensitivity=measure(planted, experiment, plan, precision))
 

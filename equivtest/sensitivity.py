@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from equivtest.causes import Kind, kind_of
+from equivtest.causes import Cause, Kind
 from equivtest.compare.prose import reason
 from equivtest.compare.sensitivity import Outcome, PlantedRun, Sensitivity
 from equivtest.compare.verdict import Status, Verdict
@@ -82,7 +82,7 @@ class Bench:
             return Outcome.CAUGHT, _short(verdict)
         if verdict.status in _UNJUDGED:
             return Outcome.NOT_JUDGED, f"{verdict.status}: {_short(verdict)}"
-        if one.cause.kind in (Kind.COST, Kind.LOG) or not self._differs(verdict):
+        if one.cause.kind.quiet or not self._differs(verdict):
             return Outcome.NOT_SEEN, ""
         return Outcome.CAUGHT, ", ".join(new) or str(verdict.status)
 
@@ -98,8 +98,8 @@ class Bench:
     def _new(self, verdict: Verdict) -> list[str]:
         """Causes that the right loop does not have, sources left out."""
         known = {*self.right.causes, *self.right.noted}
-        told = dict.fromkeys((*verdict.causes, *verdict.noted))
-        return [c for c in told if c not in known and kind_of(c) is not Kind.SOURCE]
+        told = map(Cause.named, dict.fromkeys((*verdict.causes, *verdict.noted)))
+        return [c for c in told if c and c not in known and c.kind is not Kind.SOURCE]
 
 
 def lightest(setting: Setting) -> tuple[int, int]:
@@ -119,7 +119,7 @@ def bisected(
 ) -> tuple[float | None, float | None]:
     """The smallest error that is seen and the largest that is not, each None where there is none.
 
-    The two are less than a factor of 1.5 apart unless the runs are used up.
+    The two are less than a factor of ``CLOSE`` apart unless the runs are used up.
 
     Args:
         seen: whether an error of this size is seen: if one is, larger ones are.

@@ -6,13 +6,13 @@ accumulations and replicas pairwise different every factor names its cause.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from itertools import product
 
-from equivtest.causes import Kind, kind_of
-from equivtest.compare.verdict import Finding, Status, Verdict
-from equivtest.diagnose.naming import NOTED
+from equivtest.causes import Cause
+from equivtest.compare.verdict import Finding, Verdict, status_of
+from equivtest.diagnose import naming
 from equivtest.experiment import Experiment
 from equivtest.plan import Plan
 
@@ -25,14 +25,14 @@ def settled(verdict: Verdict, experiment: Experiment, plan: Plan, run: Run) -> V
     As it was where nothing is open, no probe plan fits the data, or the probe does not tell.
     """
     probe = probe_plan(plan, len(experiment.data))
-    if probe is None or not any(finding.alternatives for finding in verdict.findings):
+    if probe is None or not any(map(_open, verdict.findings)):
         return verdict
-    causes = run(replace(experiment, updates=1, last_group="drop"), probe).causes
-    findings = tuple(_settled(finding, causes, probe) for finding in verdict.findings)
+    probed = run(replace(experiment, updates=1, last_group="drop"), probe)
+    findings = tuple(_settled(finding, probed, probe) for finding in verdict.findings)
     return replace(
         verdict,
         findings=findings,
-        status=_status(verdict, findings),
+        status=status_of(findings) or verdict.status,
         notes=_notes(verdict, findings),
     )
 
@@ -51,30 +51,28 @@ def probe_plan(plan: Plan, examples: int) -> Plan | None:
     return None
 
 
-def _settled(finding: Finding, causes: Sequence[str], probe: Plan) -> Finding:
-    readings = [finding.cause, *finding.alternatives] if finding.alternatives else []
-    shown = [cause for cause in readings if cause in causes]
+def _open(finding: Finding) -> bool:
+    """A probe of one full group may tell; what becomes of a tail shows in no such group."""
+    return bool(finding.alternatives) and finding.cause != Cause.TAIL_DROPPED
+
+
+def _settled(finding: Finding, probed: Verdict, probe: Plan) -> Finding:
+    readings = [finding.cause, *finding.alternatives] if _open(finding) else []
+    shown = [cause for cause in readings if cause in probed.causes]
     if len(shown) != 1:
         return finding
     others = " and ".join(cause for cause in readings if cause != shown[0])
-    # What the loop does in words is of the reading that came first.
-    told = finding.text if shown[0] == finding.cause else finding.text.partition(": as a loop")[0]
-    text = f"{told}; {others} would give the same here, and a rerun on {probe} ruled that out"
+    ruled_out = f"{others} would give the same here, and a rerun on {probe} ruled that out"
+    if shown[0] == finding.cause:
+        return replace(finding, text=f"{finding.text}; {ruled_out}", alternatives=())
+    # The sentence is of the reading that came first: the probe's own stands for it.
+    there = next(f for f in probed.findings if f.cause == shown[0])
+    text = f"{ruled_out}: there, {there.text}"
     return replace(finding, cause=shown[0], text=text, alternatives=())
 
 
-def _status(verdict: Verdict, findings: Sequence[Finding]) -> Status:
-    """Another reading may be a convention where the first was a fault, and the other way around."""
-    kinds = [kind_of(finding.cause) for finding in findings if finding.cause]
-    if verdict.status in (Status.FAULT, Status.EXPLAINED) and len(kinds) == len(findings):
-        return Status.FAULT if Kind.FAULT in kinds else Status.EXPLAINED
-    return Status.FAULT if Kind.FAULT in kinds else verdict.status
-
-
-def _notes(verdict: Verdict, findings: Sequence[Finding]) -> tuple[str, ...]:
+def _notes(verdict: Verdict, findings: tuple[Finding, ...]) -> tuple[str, ...]:
     """Notes that name a cause name those that are left."""
-    named = [f for f in findings if f.cause and kind_of(f.cause) in NOTED]
     gone = {f.cause for f in verdict.findings} - {f.cause for f in findings}
     kept = [note for note in verdict.notes if note.partition(": ")[0] not in gone]
-    added = [f"{f.cause}: {f.text}" for f in named if f.cause not in verdict.causes]
-    return (*kept, *added)
+    return (*kept, *naming.notes(f for f in findings if f.cause not in verdict.causes))

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from diagnose.ragged import ragged
 
 from equivtest import Plan, Verdict, check
+from equivtest.compare.verdict import Finding, Status
 from equivtest.faults import planted
-from equivtest.settling import probe_plan
+from equivtest.settling import probe_plan, settled
 
 TIED = Plan(3, 2, 2)
 """A = D: a division by either gives every microbatch half of its weight."""
@@ -38,6 +41,22 @@ def test_a_loop_that_two_readings_fit_is_named_by_the_one_that_holds(
     assert "ruled that out" in verdict.findings[0].text
     if name == "norm.double_accum_division":
         assert "by D once more" not in verdict.findings[0].text
+
+
+def test_what_has_no_name_beside_a_settled_convention_stays_unexplained() -> None:
+    """And the sentence is the probe's: the first one is of the reading that was ruled out."""
+    probed = verdict_on("norm.sum_convention", Plan(1, 3, 2))
+    two = Finding("norm.missing_accum_division", "it divides", alternatives=probed.causes)
+    tied = replace(probed, status=Status.FAULT, findings=(two, Finding("", "it differs")))
+    found = settled(tied, ragged(updates=1), TIED, lambda *_: probed)
+    assert found.status == "unexplained"
+    assert found.causes == ("norm.sum_convention",)
+    assert "it divides" not in found.findings[0].text
+    assert found.findings[0].text.endswith(f"ruled that out: there, {probed.findings[0].text}")
+    # What becomes of a tail shows in no full group: no rerun is made for it.
+    tail = Finding("window.tail_dropped", "it ends", alternatives=("count.micro_vs_update",))
+    tied = replace(tied, findings=(tail,))
+    assert settled(tied, ragged(updates=1), TIED, lambda *_: 1 / 0) is tied
 
 
 def test_where_no_probe_fits_the_readings_stay() -> None:

@@ -15,7 +15,7 @@ from torch import Tensor
 from equivtest.causes import Cause
 from equivtest.compare.verdict import Finding
 from equivtest.distance import dense, distance, norm, ratio
-from equivtest.observe.trace import ParamGroups, Tensors, Trace, UpdateTrace
+from equivtest.observe.trace import COUNTER, ParamGroups, Tensors, Trace, UpdateTrace
 
 
 def continuity(trace: Trace, initial: Tensors) -> Iterator[Finding]:
@@ -172,7 +172,7 @@ def _counters(rank: int, u: int, update: UpdateTrace) -> Iterator[Finding]:
 
 
 def count_of(state: Mapping[str, Any]) -> float | None:
-    value = state.get("step")
+    value = state.get(COUNTER)
     if isinstance(value, Tensor) and value.numel() == 1:
         return float(value)
     return float(value) if isinstance(value, (int, float)) else None

@@ -13,7 +13,6 @@ from equivtest.arms.case import Case
 from equivtest.arms.computing import computing
 from equivtest.arms.reference import Reference
 from equivtest.calling import blaming
-from equivtest.causes import Kind, kind_of
 from equivtest.compare import planned
 from equivtest.compare.alike import alike
 from equivtest.compare.apart import decided_apart
@@ -28,7 +27,7 @@ from equivtest.compare.telling import telling
 from equivtest.compare.update import Judged
 from equivtest.compare.updates import UpdatesJudge
 from equivtest.compare.used import audit, examples, order_notes, told_apart, without
-from equivtest.compare.verdict import Failure, Finding, Status, Verdict
+from equivtest.compare.verdict import Failure, Finding, Status, Verdict, status_of
 from equivtest.diagnose import naming
 from equivtest.diagnose.diagnosis import Diagnosis
 from equivtest.diagnose.evidence import Evidence, UpdateEvidence
@@ -172,14 +171,9 @@ def _as_judged(traces: Sequence[Trace], updates: Sequence[Judged]) -> list[Trace
 
 
 def _status(findings: Sequence[Finding], rows: Sequence[TensorRow]) -> Status:
-    """A named fault is one; what has no name is unexplained; sources and conventions explain."""
-    kinds = [kind_of(finding.cause) for finding in findings if finding.cause]
-    if Kind.FAULT in kinds:
-        return Status.FAULT
-    if len(kinds) < len(findings):
-        return Status.UNEXPLAINED
-    if kinds:
-        return Status.EXPLAINED
+    found = status_of(findings)
+    if found is not None:
+        return found
     if not any(row.state in ("equal", "rounding") for row in rows):
         return Status.INCONCLUSIVE
     return Status.EQUIVALENT

@@ -25,27 +25,15 @@ from equivtest.loops import several
 from equivtest.observe.snapshot import hyperparameters
 from equivtest.observe.trace import Gradients, OptimizerTrace, ParamGroups, Tensors
 
-IMPLEMENTATION = frozenset({"foreach", "fused", "capturable", "differentiable"})
+FLAGS = frozenset({"foreach", "fused", "capturable", "differentiable"})
 """Hyperparameters that choose how an update is computed, not what it is."""
 
-NOT_JUDGED = IMPLEMENTATION | {"initial_lr"}
+NOT_JUDGED = FLAGS | {"initial_lr"}
 """A scheduler notes ``initial_lr`` for itself; no update reads it."""
 
 KAPPA = 4.0
 """Roundoffs that parameters may be away from the same update in float64. Other implementations of
 the experiment's optimizer reach 0.99 of one in 51 drawn updates."""
-
-MOVED_APART = 0.25
-"""Share of their movement that parameters may be apart in two implementations of one optimizer. In
-half precision a movement is a few last bits, and ``KAPPA`` passes any: drawn updates reach 0.17,
-all of it last bits. A learning rate up to a quarter off passes there with them."""
-
-LAST_BITS = 2.0
-"""Last bits of the largest parameter that do not count as movement apart; updates reach 1.2."""
-
-STATE_UNITS = 16.0
-"""Roundoffs that state may be off after one update by another implementation, each operation of
-which rounds: 541 drawn tensors of state reach 2.2."""
 
 
 class ExpectedOptimizers:

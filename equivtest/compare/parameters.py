@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import cached_property
@@ -15,6 +14,7 @@ from torch.optim import Optimizer
 from equivtest.arms.case import Case
 from equivtest.arms.reference import Reference
 from equivtest.causes import Cause
+from equivtest.compare import implementation
 from equivtest.compare import optimizer as replayed
 from equivtest.compare.average import ExpectedAverage
 from equivtest.compare.clip import clip_of, judge_clip
@@ -27,14 +27,16 @@ from equivtest.compare.verdict import Finding
 from equivtest.distance import distance, norm, ratio
 from equivtest.experiment import Experiment
 from equivtest.observe.trace import (
+    COUNTER,
     Gradients,
     OptimizerTrace,
     ParamGroups,
     Tensors,
     Trace,
     UpdateTrace,
+    by_name,
 )
-from equivtest.precision import half_subnormal, unit_roundoff
+from equivtest.precision import unit_roundoff
 
 
 class ParameterJudge:
@@ -107,10 +109,9 @@ class ParameterJudge:
         self._advance(len(updates))
         found: list[Finding] = []
         for groups in self._trace.groups_after:
-            names = frozenset(n for g, _ in groups for n in g)
             for optimizer, before in zip(self._expected.optimizers, last, strict=True):
                 wanted = self._expected.hyperparameters(optimizer)
-                if frozenset(n for g, _ in wanted for n in g) != names:
+                if by_name(wanted).keys() != by_name(groups).keys():
                     continue
                 if moved and not _odd(groups, before):
                     continue
@@ -172,9 +173,9 @@ class ParameterJudge:
             if seen.kind is type(optimizer):
                 raise
             return [_refused(u, seen, optimizer, error)]  # SparseAdam a dense gradient, say
-        found = list(self._update(u, update, seen, optimizer, after, state))
-        self._measure(u, update, seen, optimizer, oracle)
-        return found
+        exact = self._in_float64(update.before, update.clipped, seen, optimizer)
+        self._measure(u, update, seen, optimizer, exact, oracle)
+        return list(self._update(u, update, seen, optimizer, after, state, exact))
 
     def _measure(
         self,
@@ -182,10 +183,10 @@ class ParameterJudge:
         update: UpdateTrace,
         seen: OptimizerTrace,
         optimizer: Optimizer,
+        exact: Tensors,
         oracle: Gradients | None,
     ) -> None:
         """The third level: the same update in float64, and that of the oracle's gradient."""
-        own = self._in_float64(update.before, update.clipped, seen, optimizer)
         ideal = None
         if oracle is not None and not any(_sparse(g) for g in update.clipped.values()):
             gradient = oracle if self._clip is None else self._clip.clipped(oracle)
@@ -194,7 +195,7 @@ class ParameterJudge:
         for name in sorted(seen.names):
             after, before = update.after[name], update.before[name]
             measured: dict[str, Any] = {
-                "parameter_distance": replayed.parameter_distance(after, own[name], before),
+                "parameter_distance": replayed.parameter_distance(after, exact[name], before),
                 "parameter_tolerance": replayed.KAPPA * unit_roundoff(after.dtype),
             }
             if measured["parameter_distance"] > measured["parameter_tolerance"]:
@@ -222,12 +223,16 @@ class ParameterJudge:
         update: UpdateTrace,
         seen: OptimizerTrace,
         optimizer: Optimizer,
-        after: Mapping[str, Tensor],
+        after: Tensors,
         state: Mapping[str, Mapping[str, Any]],
+        exact: Tensors,
     ) -> Iterator[Finding]:
+        before = update.before
         odd = [n for n in sorted(seen.names) if not same_values(update.after.get(n), after[n])]
-        if odd and self._other_implementation(seen, optimizer):
-            odd = self._beyond_rounding(odd, after, update, seen, optimizer)
+        wanted = self._expected.hyperparameters(optimizer)
+        other = implementation.other(seen, optimizer, wanted)
+        if odd and other and implementation.moved_alike(seen.names, update.after, after, before):
+            odd = implementation.far(odd, update.after, exact, before)
         if odd:
             off = ratio(distance(update.after[odd[0]], after[odd[0]]), norm(after[odd[0]]))
             yield Finding(
@@ -241,47 +246,7 @@ class ParameterJudge:
                 tolerance=0.0,
             )
             return
-        yield from self._state(u, seen, state, self._other_implementation(seen, optimizer))
-
-    def _beyond_rounding(
-        self,
-        odd: list[str],
-        wanted: Mapping[str, Tensor],
-        update: UpdateTrace,
-        seen: OptimizerTrace,
-        optimizer: Optimizer,
-    ) -> list[str]:
-        """Those of ``odd`` that another implementation's rounding does not explain.
-
-        In float64 within ``KAPPA`` u of the parameter; and all moved as the experiment's optimizer
-        moves them, to ``MOVED_APART`` beside ``LAST_BITS``: in half precision an update is no
-        larger than the rounding of a parameter, and the first rule would pass none at all.
-        """
-        exact = self._in_float64(update.before, update.clipped, seen, optimizer)
-        far, apart, moved, last_bit = [], 0.0, 0.0, 0.0
-        for name in sorted(seen.names):
-            after, before = update.after[name], update.before[name]
-            u = unit_roundoff(after.dtype)
-            if (
-                name in odd
-                and replayed.parameter_distance(after, exact[name], before) > replayed.KAPPA * u
-            ):
-                far.append(name)
-            apart += distance(after, wanted[name]) ** 2
-            moved += distance(wanted[name], before) ** 2
-            if after.numel():
-                last_bit = max(last_bit, 2 * u * float(after.abs().max()))
-        allowed = replayed.MOVED_APART * moved**0.5 + replayed.LAST_BITS * last_bit
-        return odd if apart**0.5 > allowed else far
-
-    def _other_implementation(self, seen: OptimizerTrace, optimizer: Optimizer) -> bool:
-        """The loop's optimizer is the experiment's but for how the update is computed."""
-        wanted = self._expected.hyperparameters(optimizer)
-        return seen.kind is not type(optimizer) or any(
-            a.get(flag) != b.get(flag)
-            for (_, a), (_, b) in zip(seen.groups, wanted, strict=False)
-            for flag in replayed.IMPLEMENTATION
-        )
+        yield from self._state(u, seen, state, other)
 
     def _own_clone(self, update: UpdateTrace, seen: OptimizerTrace) -> str:
         """Whether a clone of the loop's own optimizer gives its parameters, in a clause."""
@@ -311,10 +276,10 @@ class ParameterJudge:
                 found = seen.state_after.get(name, {}).get(key)
                 if same_values(wanted, found):
                     continue
-                if other and self._close_state(key, wanted, found):
+                if other and implementation.close_state(key, wanted, found):
                     continue
                 yield Finding(
-                    Cause.COUNTERS if key == "step" else Cause.STATE,
+                    Cause.COUNTERS if key == COUNTER else Cause.STATE,
                     f"optimizer state {key!r} of {name!r} after update {u} is not what "
                     "the experiment's optimizer leaves",
                     update=u,
@@ -322,29 +287,15 @@ class ParameterJudge:
                 )
                 return
 
-    def _close_state(self, key: str, wanted: Any, found: Any) -> bool:
-        """Another implementation may round state differently where parameters agree."""
-        if not isinstance(wanted, Tensor) or not isinstance(found, Tensor):
-            return False
-        if key == "step" or wanted.shape != found.shape or not wanted.is_floating_point():
-            return False
-        near_zero = math.sqrt(found.numel()) * half_subnormal(found.dtype)
-        allowed = unit_roundoff(found.dtype) * norm(wanted) + near_zero
-        return distance(wanted, found) <= replayed.STATE_UNITS * allowed
-
 
 def _odd(groups: ParamGroups, wanted: ParamGroups) -> dict[str, str]:
-    """What differs, in words, by the first parameter of each difference.
-
-    By parameter: groups may be cut and ordered otherwise.
-    """
-    found = {name: values for names, values in groups for name in names}
+    """What differs, in words, by the first parameter of each difference."""
+    found = by_name(groups)
     told: dict[str, str] = {}
-    for names, values in wanted:
-        for name in names:
-            odd = "; ".join(replayed.same_hyperparameters(found.get(name, {}), values)[:3])
-            if odd and odd not in told.values():
-                told[name] = odd
+    for name, values in by_name(wanted).items():
+        odd = "; ".join(replayed.same_hyperparameters(found.get(name, {}), values)[:3])
+        if odd and odd not in told.values():
+            told[name] = odd
     return told
 
 

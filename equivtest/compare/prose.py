@@ -114,12 +114,14 @@ def reason(verdict: Verdict) -> str:
 
 def what_happened(cause: str) -> str:
     """The first sentence of a cause's prose; empty for a name that is no cause."""
-    return _split_prose(cause)[0]
+    known = Cause.named(cause)
+    return known.happened if known else ""
 
 
 def what_to_change(cause: str) -> str:
     """The rest of a cause's prose: how to see it and what to change."""
-    return _split_prose(cause)[1]
+    known = Cause.named(cause)
+    return known.change if known else ""
 
 
 def sources_text(verdict: Verdict) -> str:
@@ -246,7 +248,8 @@ def _what_to_change(verdict: Verdict) -> list[str]:
         return []  # what is to be changed about the sources beside it is not what is wrong
     causes = verdict.causes
     texts = [what_to_change(causes[0])] if causes else []
-    texts += [f"({cause}) {_whole_prose(cause)}" for cause in causes[1:]]
+    others = ((cause, Cause.named(cause)) for cause in causes[1:])
+    texts += [f"({cause}) {known.prose}" for cause, known in others if known]
     return _labelled("What to change", [text for text in texts if text]) + _to_accept(verdict)
 
 
@@ -299,15 +302,6 @@ def _with_rank(verdict: Verdict, text: str) -> str:
 
 def _first_line(text: str) -> str:
     return next((line.strip() for line in text.splitlines() if line.strip()), "")
-
-
-def _split_prose(cause: str) -> tuple[str, str]:
-    first, stop, rest = _whole_prose(cause).partition(". ")
-    return first + ("." if stop else ""), rest
-
-
-def _whole_prose(cause: str) -> str:
-    return next((known.prose for known in Cause if known == cause), "")
 
 
 def _labelled(label: str, texts: Iterable[str]) -> list[str]:

@@ -10,9 +10,9 @@ constant                          value   largest seen of correct loops
 ``SPLIT`` over ``LEAST_FLOOR``    64      0.85 of B's tolerance in 2,000 cases
 ``Precision.kappa``               4       0.50 of C's tolerance in 2,000 cases
 ``optimizer.KAPPA``               4       0.99 u in 51 updates by other implementations
-``optimizer.MOVED_APART``         0.25    0.17, and all of it last bits
-``optimizer.LAST_BITS``           2       1.2
-``optimizer.STATE_UNITS``         16      2.2 u in 541 tensors of state
+``implementation.MOVED_APART``    0.25    0.17, and all of it last bits
+``implementation.LAST_BITS``      2       1.2
+``implementation.STATE_UNITS``    16      2.2 u in 541 tensors of state
 ``norm_clip.CLIP_UNITS``          8       3.7 u; 5 u by the order of 2,000 tensors alone
 ``norm_clip.AT_BOUND``            1e-3    1.3e-5 in float32; 2.0 u in half precision
 ``weights.EXPLAINED``             0.25    0.53 is the least that weights left of a right loop

@@ -46,7 +46,7 @@ from equivtest.diagnose.addends import Addends
 from equivtest.diagnose.by_example import ExampleWeight, by_example
 from equivtest.diagnose.clamping import clamped
 from equivtest.diagnose.clip import early_note
-from equivtest.diagnose.diagnosis import Diagnosis
+from equivtest.diagnose.diagnosis import Corrected, Diagnosis
 from equivtest.diagnose.gathering import gathered
 from equivtest.diagnose.modes import changed_modes
 from equivtest.diagnose.nonfinite import nonfinite
@@ -57,7 +57,6 @@ from equivtest.distance import MaybeTensors, norm
 from equivtest.isolate.explained import Explained
 from equivtest.isolate.sums import LoopSums, in_another_order, reproduced
 from equivtest.observe.trace import UpdateTrace
-from equivtest.precision import unit_roundoff
 
 
 @dataclass(frozen=True)
@@ -125,7 +124,7 @@ class _UpdateJudge:
     explained: Explained | None = None
     skipped: Explained | None = None
     diagnoses: list[Diagnosis] = field(default_factory=list)
-    corrected: list[list[Tensor | None]] | None = None
+    corrected: Sequence[MaybeTensors] | None = None
     """The gradients by rank without what a named cause did to them, which others may add to."""
     as_received: list[AgainstReplay] | None = None
     """Comparison A of the gradients with it."""
@@ -164,7 +163,7 @@ class _UpdateJudge:
         )
 
     @property
-    def gradients(self) -> list[list[Tensor | None]]:
+    def gradients(self) -> Sequence[MaybeTensors]:
         """The candidate's by rank, as they are judged, in the order of the parameters' names."""
         return self.received if self.corrected is None else self.corrected
 
@@ -224,37 +223,39 @@ class _UpdateJudge:
             # What the loop's own order of a sum gives to the bit was not added up in another dtype.
             if reproduced(self.gradients, arms.replay, arms.case.plan.D):
                 return a
-            return self._low_sums(self._clamped(a, against), against)
+            for correct in (self._clamped, self._low_sums):
+                a = self._corrected(correct(a), a, against)
+            return a
         self.seen = clipped.seen
         self.notes += [f"update {arms.u}: {clipped.note}"] if clipped.note else []
         return clipped.a
 
-    def _clamped(self, a: list[AgainstReplay], against: Against) -> list[AgainstReplay]:
-        """Comparison A without what clips by value took away too early."""
-        arms = self.arms
-        if not isinstance(self.clip, ValueClip):
-            return a
-        addends = Addends.of(arms.replayed(keep=True), self.gradients[0])
-        if addends is None:
-            return a
-        told = clamped(arms.u, self.clip, addends, self.seen, self.gradients, a, arms.names)
+    def _corrected(
+        self, told: Corrected | None, a: list[AgainstReplay], against: Against
+    ) -> list[AgainstReplay]:
+        """Comparison A without what a named cause took away."""
         if told is None:
             return a
         self.diagnoses.append(told.diagnosis)
-        self.as_received, self.corrected = a, told.gradients
-        return against(told.gradients, arms.replay)
+        self.as_received, self.corrected = self.as_received or a, told.gradients
+        return against(told.gradients, self.arms.replay)
 
-    def _low_sums(self, a: list[AgainstReplay], against: Against) -> list[AgainstReplay]:
-        """Comparison A without what sums in a low dtype lose, where the loop takes them."""
+    def _clamped(self, a: Sequence[AgainstReplay]) -> Corrected | None:
+        """Without what clips by value took away too early."""
+        arms = self.arms
+        if not isinstance(self.clip, ValueClip):
+            return None
+        addends = Addends.of(arms.replayed(keep=True), self.gradients[0])
+        if addends is None:
+            return None
+        return clamped(arms.u, self.clip, addends, self.seen, self.gradients, a, arms.names)
+
+    def _low_sums(self, a: Sequence[AgainstReplay]) -> Corrected | None:
+        """Without what sums in a low dtype lose, where the loop takes them."""
         if all(one.within for one in a):
-            return a
+            return None
         kept = self.arms.replayed(keep=True)
-        low = low_sums(self.arms.u, self.gradients, kept, self.seen)
-        if low is None:
-            return a
-        self.diagnoses.append(low.diagnosis)
-        self.as_received, self.corrected = self.as_received or a, low.gradients
-        return against(low.gradients, self.arms.replay)
+        return low_sums(self.arms.u, self.gradients, kept, self.seen)
 
     def _compared(
         self, a: Sequence[AgainstReplay], always_oracle: bool
@@ -357,8 +358,7 @@ class _UpdateJudge:
         replay = self.arms.replay
         kept = self.arms.replayed(keep=True)
         worst = self.gradients[max(a, key=lambda one: over(one.distance, one.tolerance)).rank]
-        u = max((unit_roundoff(g.dtype) for g in worst if g is not None), default=2.0**-53)
-        weights = fit(kept.parts, replay.expected, worst, replay.scale, u)
+        weights = fit(kept.parts, replay.expected, worst, replay.scale)
         self.weights = tuple(
             (self.arms.u, r, k, 1.0, weight, weights.sigma[r, k])
             for (r, k), weight in sorted(weights.found.items())

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
-from equivtest.causes import Cause
+from equivtest.causes import Cause, Kind
 from equivtest.compare.sensitivity import Sensitivity
 from equivtest.compare.tables import EventRow, ExampleRow, SourceRow, TensorRow, UpdateRow
 
@@ -170,8 +170,8 @@ class Verdict:
     @property
     def noted(self) -> tuple[str, ...]:
         """Causes that are no mistakes, which notes name: costs, logs and conventions."""
-        heads = [note.partition(": ")[0] for note in self.notes]
-        return tuple(dict.fromkeys(head for head in heads if head in set(Cause)))
+        heads = [Cause.named(note.partition(": ")[0]) for note in self.notes]
+        return tuple(dict.fromkeys(str(head) for head in heads if head))
 
     @property
     def margin(self) -> float:
@@ -226,6 +226,20 @@ class Verdict:
         from equivtest.compare.prose import explain
 
         return explain(self)
+
+
+def status_of(findings: Collection[Finding]) -> Status | None:
+    """What findings mean; None where there is none.
+
+    A named fault is one; what has no name is unexplained; sources and conventions explain.
+    """
+    causes = [Cause.named(finding.cause) for finding in findings]
+    kinds = {cause.kind if cause else None for cause in causes}
+    if Kind.FAULT in kinds:
+        return Status.FAULT
+    if None in kinds:
+        return Status.UNEXPLAINED
+    return Status.EXPLAINED if kinds else None
 
 
 def expectation(expect: Expectation) -> tuple[str, ...]:

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from equivtest.compare.tolerance import WEIGHT_ROUNDOFFS, WEIGHT_SIGMAS
 from equivtest.distance import MaybeTensors, dense, norm, ratio, wide
+from equivtest.precision import unit_roundoff
 
 IDENTIFIABLE = 1e-12
 """Eigenvalue, over the largest, from which a direction is told: a direction of 1e-6 of the longest
@@ -91,7 +92,6 @@ def fit(
     expected: MaybeTensors,
     gradient: MaybeTensors,
     scale: Sequence[float],
-    u: float,
 ) -> Weights:
     """Fit the gradient by the microbatches' contributions.
 
@@ -100,6 +100,7 @@ def fit(
         scale: by tensor; tensors of scale 0 carry no information and are left out.
     """
     keys = list(parts)
+    u = max((unit_roundoff(g.dtype) for g in gradient if g is not None), default=2.0**-53)
     usable = [
         t
         for t, s in enumerate(scale)

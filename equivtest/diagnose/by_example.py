@@ -14,7 +14,6 @@ from equivtest.arms.oracle import Whole
 from equivtest.compare.arms import UpdateArms
 from equivtest.compare.weights import Weights, fit
 from equivtest.distance import MaybeTensors, finite
-from equivtest.precision import unit_roundoff
 
 MOST = 128
 """Examples up to which each is run alone: as many forwards, and as many gradients at once."""
@@ -71,5 +70,4 @@ def fitted(whole: Whole, gradient: MaybeTensors) -> Weights | None:
     parts = {(0, k): whole.example(i) for k, i in enumerate(whole.ids)}
     if not all(all(finite(part)) for part in parts.values()):
         return None
-    u = max((unit_roundoff(g.dtype) for g in gradient if g is not None), default=2.0**-53)
-    return fit(parts, whole.gradients, gradient, whole.scale, u)
+    return fit(parts, whole.gradients, gradient, whole.scale)

@@ -15,22 +15,10 @@ from equivtest.compare.gradient import AgainstReplay
 from equivtest.compare.value_clip import ValueClip
 from equivtest.diagnose.addends import Addends
 from equivtest.diagnose.clip import early, place
-from equivtest.diagnose.diagnosis import Diagnosis
+from equivtest.diagnose.diagnosis import Corrected, Diagnosis
 from equivtest.diagnose.path import concerning, in_turn
 from equivtest.distance import MaybeTensors, dense, distance, ratio
 from equivtest.observe.trace import GradientOperation, UpdateTrace
-
-
-@dataclass(frozen=True)
-class Clamped:
-    """What early clamps left.
-
-    Attributes:
-        gradients: the loop's, by rank, without what they took away.
-    """
-
-    gradients: list[list[Tensor | None]]
-    diagnosis: Diagnosis
 
 
 def clamped(
@@ -41,7 +29,7 @@ def clamped(
     gradients: Sequence[MaybeTensors],
     a: Sequence[AgainstReplay],
     names: Sequence[str],
-) -> Clamped | None:
+) -> Corrected | None:
     """Clamps before the last backward or reduction, where they explain the gradients.
 
     Args:
@@ -59,7 +47,7 @@ def clamped(
                     [play.corrected(t, r, g) for t, g in enumerate(held)]
                     for r, held in enumerate(gradients)
                 ]
-                return Clamped(corrected, _told(u, seen[0], found[0], clip.bound))
+                return Corrected(corrected, _told(u, seen[0], found[0], clip.bound))
     return None
 
 

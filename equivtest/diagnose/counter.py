@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -13,22 +12,13 @@ from torch import Tensor
 
 from equivtest.causes import Cause
 from equivtest.compare.continuity import count_of, same_values
-from equivtest.compare.optimizer import (
-    KAPPA,
-    MOVED_APART,
-    ExpectedOptimizers,
-    parameter_distance,
-)
+from equivtest.compare.implementation import far, moved_alike
+from equivtest.compare.optimizer import ExpectedOptimizers
 from equivtest.compare.verdict import Finding
 from equivtest.diagnose.diagnosis import Diagnosis, exactly
 from equivtest.diagnose.evidence import Evidence
 from equivtest.diagnose.expected import optimizers_of, took_groups
-from equivtest.distance import distance
-from equivtest.observe.trace import OptimizerState, OptimizerTrace, Trace, UpdateTrace
-from equivtest.precision import unit_roundoff
-
-COUNTER = "step"
-"""What torch's optimizers call it."""
+from equivtest.observe.trace import COUNTER, OptimizerState, OptimizerTrace, Trace, UpdateTrace
 
 UNCORRECTED = 1e9
 """Updates after which no bias is left to correct: an optimizer that never corrects updates so."""
@@ -168,10 +158,5 @@ def _close(expected: ExpectedOptimizers, update: UpdateTrace, seen: OptimizerTra
         wanted, _ = expected.updated(optimizer, update.before, update.clipped, seen)
     except Exception:  # it may refuse what another class takes
         return False
-    apart = [distance(update.after[n], wanted[n]) for n in seen.names]
-    moved = [distance(update.after[n], update.before[n]) for n in seen.names]
-    return math.hypot(*apart) <= MOVED_APART * math.hypot(*moved) and all(
-        parameter_distance(update.after[n], wanted[n], update.before[n])
-        <= KAPPA * unit_roundoff(wanted[n].dtype)
-        for n in seen.names
-    )
+    held = seen.names, update.after, wanted, update.before
+    return moved_alike(*held) and not far(*held)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from equivtest.causes import Cause
 from equivtest.compare.verdict import Finding
+from equivtest.distance import MaybeTensors
 
 
 @dataclass(frozen=True)
@@ -30,9 +31,6 @@ class Covers:
             and (self.tensors is None or finding.tensor is None or finding.tensor in self.tensors)
             and (self.findings is None or finding in self.findings)
         )
-
-
-NOTHING = Covers(())
 
 
 def exactly(findings: Collection[Finding]) -> tuple[Covers, ...]:
@@ -59,3 +57,11 @@ class Diagnosis:
     rank: int | None = None
     tensor: str | None = None
     alternatives: tuple[Cause, ...] = ()
+
+
+@dataclass(frozen=True)
+class Corrected:
+    """What the loop left, by rank, without what a cause took away; and that cause."""
+
+    gradients: Sequence[MaybeTensors]
+    diagnosis: Diagnosis

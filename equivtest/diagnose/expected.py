@@ -15,7 +15,7 @@ from equivtest.compare.continuity import same_values
 from equivtest.compare.optimizer import NOT_JUDGED, ExpectedOptimizers
 from equivtest.diagnose.evidence import Evidence
 from equivtest.observe.patch import watched
-from equivtest.observe.trace import OptimizerTrace, ParamGroups, UpdateTrace
+from equivtest.observe.trace import OptimizerTrace, UpdateTrace, by_name
 
 SAME = 1e-9
 """Relative difference up to which a number of a schedule is the predicted one. A schedule may be
@@ -79,11 +79,6 @@ class Timeline:
     def _now(self) -> Hyperparameters:
         held = [self._expected.hyperparameters(o) for o in self._expected.optimizers]
         return {name: values for groups in held for name, values in by_name(groups).items()}
-
-
-def by_name(groups: ParamGroups) -> dict[str, Mapping[str, Any]]:
-    """Hyperparameters by the names of parameters: groups may be cut and ordered otherwise."""
-    return {name: values for names, values in groups for name in names}
 
 
 def close(a: Any, b: Any) -> bool:

@@ -28,7 +28,8 @@ def gradient(evidence: Evidence) -> Iterator[Diagnosis]:
     told = {one.u: route.told(one, held) for one, held in weighed}
     losses = {one.u: _losses(held, told[one.u].factor_left) for one, held in weighed}
     known = {u: loss for u, loss in losses.items() if loss is not None}
-    named = normalisation(evidence, known)
+    wrong = any(not loss.right for loss in known.values())
+    named = normalisation(evidence, known) if wrong else None
     for one, held in weighed:
         loss, path = known.get(one.u), told[one.u]
         if loss is None or (named is None and not loss.right):

@@ -42,10 +42,6 @@ FAMILIES: tuple[Family, ...] = (
 """Those that need no tensors, in the order in which a loop comes to what they speak of; the others
 speak while an update is judged."""
 
-NOTED = (Kind.COST, Kind.LOG, Kind.CONVENTION)
-"""Kinds of causes that a note names."""
-
-
 FOLLOWS = {Cause.NONFINITE: Cause.RANK_LOCAL_DECISION}
 """Causes that say nothing beside another: where ranks decide apart, one applies what is not finite
 because it did not hear of it."""
@@ -76,10 +72,13 @@ def named(findings: Iterable[Finding], diagnoses: Sequence[Diagnosis]) -> list[F
             alternatives=tuple(map(str, one.alternatives)),
         )
         for one in diagnoses
-        if one.cause.kind not in (Kind.COST, Kind.LOG)
+        if not one.cause.kind.quiet
     ]
 
 
-def notes(diagnoses: Sequence[Diagnosis]) -> Iterator[str]:
+def notes(named: Iterable[Diagnosis | Finding]) -> Iterator[str]:
     """A note on each cause that is no mistake; it begins with the cause's name."""
-    return (f"{one.cause}: {one.text}" for one in diagnoses if one.cause.kind in NOTED)
+    for one in named:
+        known = Cause.named(one.cause)
+        if known and (known.kind.quiet or known.kind is Kind.CONVENTION):
+            yield f"{known}: {one.text}"

@@ -49,17 +49,10 @@ def nonfinite(
 
 
 def _diagnosis(cause: Cause, text: str, arms: UpdateArms, here: Collection[str]) -> Diagnosis:
-    later = [v for v in range(arms.u + 1, _updates(arms)) if not _finite_start(_seen(arms, v))]
+    updates = arms.traces[0].updates
+    later = [v for v in range(arms.u + 1, len(updates)) if not _finite_start(updates[v])]
     covers = (Covers(here, updates=(arms.u,)), Covers(AFTERWARDS, updates=later))
     return Diagnosis(cause, text, covers, update=arms.u)
-
-
-def _updates(arms: UpdateArms) -> int:
-    return len(arms.traces[0].updates)
-
-
-def _seen(arms: UpdateArms, update: int) -> UpdateTrace:
-    return arms.traces[0].updates[update]
 
 
 def _finite_start(update: UpdateTrace) -> bool:
@@ -144,18 +137,22 @@ def _reduced_in_half(arms: UpdateArms, gradients: Sequence[MaybeTensors]) -> Dia
 
 
 def _same_gaps(addends: Addends, way: Way, gradient: MaybeTensors) -> bool:
-    """The sums are finite where the gradient is, element by element."""
+    """The sums are finite where the gradient is, element by element.
+
+    A partial sum may leave the range or not with the rank that the ring begins with.
+    """
     for t, given in enumerate(gradient):
-        low = addends.summed(t, way)[0]
-        if given is None or low is None:
+        sums = [low for low in addends.summed(t, way) if low is not None]
+        if given is None or not sums:
             continue
-        if not torch.equal(low.isfinite(), dense(given).isfinite()):
+        fits = [low.isfinite() == dense(given).isfinite() for low in sums]
+        if not torch.stack(fits).any(0).all():
             return False
     return True
 
 
 def _largest(addends: Addends) -> float:
-    means = [addends.summed(t, None)[0] for t in range(len(addends.dtypes))]
+    means = map(addends.average, range(len(addends.dtypes)))
     return max((float(mean.abs().max()) for mean in means if mean is not None), default=0.0)
 
 

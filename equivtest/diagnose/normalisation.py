@@ -33,7 +33,7 @@ class Named:
     """What the weights of a case are read as.
 
     Attributes:
-        causes: together they give the weights; empty where no reading does.
+        causes: together they give the weights.
         alternatives: other sets of as few causes that give them too.
         text: the evidence.
     """
@@ -47,11 +47,10 @@ def normalisation(evidence: Evidence, weights: Mapping[int, Roots]) -> Named | N
     """Read the weights of all updates at once; None where no reading gives them.
 
     Args:
-        weights: by update that is not the plan's, each microbatch's weight in the loss.
+        weights: by update that is not the plan's, each microbatch's weight in the loss; some are
+            not 1.
     """
     off = {u: one for u, one in weights.items() if not one.right}
-    if not off:
-        return Named((), (), "")
     terms = sorted({term for one in off.values() for _, _, term in one.found})
     passed = {one.u for one in evidence.updates if one.weighed is None and one.rows}
     fitting: list[Reading] | None = None

@@ -12,7 +12,7 @@ from torch import Tensor
 from equivtest.arms.replay import Replay
 from equivtest.causes import Cause
 from equivtest.diagnose.addends import Addends, Way, fitted, nearest
-from equivtest.diagnose.diagnosis import Diagnosis
+from equivtest.diagnose.diagnosis import Corrected, Diagnosis
 from equivtest.distance import MaybeTensors, dense, norm, ratio
 from equivtest.observe.trace import UpdateTrace
 from equivtest.precision import unit_roundoff
@@ -31,19 +31,6 @@ LOOKED_AT = 1 << 17
 
 
 @dataclass(frozen=True)
-class LowSums:
-    """Sums in a low dtype that give the loop's gradient.
-
-    Attributes:
-        gradients: the loop's, by rank, without what the low dtype rounded away.
-    """
-
-    way: Way
-    gradients: list[list[Tensor | None]]
-    diagnosis: Diagnosis
-
-
-@dataclass(frozen=True)
 class _Prediction:
     """Sums taken one way, times ``alpha``, and by tensor how far they are from the gradient."""
 
@@ -59,7 +46,7 @@ class _Prediction:
 
 def low_sums(
     u: int, gradients: Sequence[MaybeTensors], replay: Replay, seen: Sequence[UpdateTrace]
-) -> LowSums | None:
+) -> Corrected | None:
     """Sums in a low dtype that explain the gradients of update ``u``, or None.
 
     Args:
@@ -85,13 +72,13 @@ def _low_sums(
     found: _Prediction,
     gradients: Sequence[MaybeTensors],
     seen: Sequence[UpdateTrace],
-) -> LowSums:
+) -> Corrected:
     way, alpha = found.way, found.alpha
     corrected = [
         [_corrected(addends, t, g, way, alpha) for t, g in enumerate(held)] for held in gradients
     ]
     told = Diagnosis(_cause(way, looked_at), looked_at.text(u, found, seen[0]), update=u)
-    return LowSums(way, corrected, told)
+    return Corrected(corrected, told)
 
 
 def _corrected(

@@ -45,9 +45,7 @@ class PacingRecording(BackwardRecording):
         ]
         return [
             outermost(schedulers, self._on_schedule, heed=_moves),
-            outermost(
-                averages, lambda *_, **__: self._event("average"), heed=lambda *_, **__: True
-            ),
+            outermost(averages, lambda *_, **__: self._event("average")),
         ]
 
     def _on_schedule(self, scheduler: Any, *_: Any, **__: Any) -> None:

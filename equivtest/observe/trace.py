@@ -21,6 +21,14 @@ ParamGroups = tuple[tuple[tuple[str, ...], Mapping[str, Any]], ...]
 OptimizerState = Mapping[str, Mapping[str, Any]]
 """State of an optimizer by parameter name and key."""
 
+COUNTER = "step"
+"""What torch's optimizers call the number of their updates in it."""
+
+
+def by_name(groups: ParamGroups) -> dict[str, Mapping[str, Any]]:
+    """Hyperparameters by the names of parameters: groups may be cut and ordered otherwise."""
+    return {name: values for names, values in groups for name in names}
+
 
 @dataclass(frozen=True)
 class Event:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from equivtest.causes import Cause, Kind, kind_of
+from equivtest.causes import Cause
 from equivtest.compare.verdict import Status, Verdict
 from equivtest.report.ranking import precision_rank
 from equivtest.report.record import Record
@@ -102,8 +102,9 @@ def _outcome(cause: str, verdict: Verdict) -> str:
         return NOT_RUN
     if verdict.passed and cause in (*verdict.causes, *verdict.noted):
         return NAMED
-    right = cause in _ORDER and kind_of(cause) in (Kind.COST, Kind.LOG)
-    seen = bool(verdict.noted) if right else verdict.status is not Status.EQUIVALENT
+    known = Cause.named(cause)
+    quiet = known is not None and known.kind.quiet
+    seen = bool(verdict.noted) if quiet else verdict.status is not Status.EQUIVALENT
     return CAUGHT if seen else MISSED
 
 
@@ -117,8 +118,8 @@ def _cause(planted: str) -> str:
 
 
 def _kind(planted: str) -> str:
-    cause = _cause(planted)
-    return str(kind_of(cause)) if cause in _ORDER else "–"
+    known = Cause.named(_cause(planted))
+    return str(known.kind) if known else "–"
 
 
 def _key(one: Outcome) -> tuple[int, str, str, str, tuple[int, str]]:

@@ -123,3 +123,14 @@ def test_what_float16_cannot_hold_is_named(pair: tuple[float, float]) -> None:
 def test_what_float16_holds_is_right() -> None:
     """300 and 500 are float16 numbers, and so is their sum."""
     assert check(linear(300.0, 500.0), Plan(1, 1, 2), wrap=wrapped).status == "equivalent"
+
+
+def test_a_ring_leaves_float16s_range_or_not_with_where_it_begins() -> None:
+    """60000 and 60000 and -60000 are 60000 in float16, or inf if the first two meet first."""
+    told = set()
+    for at in range(3):
+        given = [60000.0, 60000.0, 60000.0]
+        given[at] = -60000.0
+        verdict = check(linear(*given), Plan(1, 1, 3), wrap=wrapped)
+        told.add((str(verdict.status), verdict.causes))
+    assert told == {("equivalent", ()), ("fault", ("hook.fp16_range",))}
