@@ -13,10 +13,10 @@ from equivtest.arguments import an_instance, is_number
 from equivtest.arms import Case, candidate
 from equivtest.arms.case import case_of
 from equivtest.arms.placing import placed
-from equivtest.compare.judge import judge
 from equivtest.compare.verdict import Expectation, Verdict, expectation
 from equivtest.ending import failed, not_run, not_sendable, unfinished
 from equivtest.experiment import Experiment, Rank
+from equivtest.judging.judge import judge
 from equivtest.plan import Plan
 from equivtest.pool import Pool, PoolError, RankFailed, Shared, Unsendable, current_pool
 from equivtest.settling import settled

@@ -57,7 +57,7 @@ def _preload() -> None:
     import torch.nn.parallel  # noqa: F401
 
     import equivtest.arms.candidate
-    import equivtest.compare.judge
+    import equivtest.judging.judge
     import equivtest.pool.worker  # noqa: F401
 
     # What is alive now is shared with every worker: keep the collector from touching those pages.

@@ -130,7 +130,8 @@ def test_one_process_leaves_records_table_page_and_a_summary(alone: Ended) -> No
     assert "did not end by itself" not in page
 
     summary = (folder / "step.md").read_text()
-    assert summary.startswith(f"### equivtest: {TITLE}")
+    in_markdown = TITLE.replace("_", r"\_")
+    assert summary.startswith(f"### equivtest: {in_markdown}")
     junit = ElementTree.parse(folder / "junit.xml")
     found = {p.get("name"): p.get("value") for p in junit.iter("property")}
     assert set(found) == {"equivtest_status", "equivtest_cause", "equivtest_margin"}

@@ -15,7 +15,7 @@ from unittest import mock
 
 from equivtest import Experiment, Plan, Rank
 from equivtest.arms.case import Case, case_of
-from equivtest.compare.judge import judge
+from equivtest.judging.judge import judge
 from equivtest.observe import Trace
 from equivtest.pool import Seat, Shared
 from equivtest.pool.codec import encode

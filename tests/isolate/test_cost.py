@@ -12,9 +12,9 @@ from torch import nn
 from equivtest import Experiment, Plan, Verdict
 from equivtest.arms import candidate
 from equivtest.arms.case import case_of
-from equivtest.compare import sources
-from equivtest.compare.judge import judge
 from equivtest.isolate.scene import Scene
+from equivtest.judging import sources
+from equivtest.judging.judge import judge
 from equivtest.pool import Seat, Shared, current_pool
 
 PLAN = Plan(4, 2, 2)

@@ -24,8 +24,6 @@ from equivtest.compare.parameters import ParameterJudge
 from equivtest.compare.skips import never_applied
 from equivtest.compare.tables import TensorRow
 from equivtest.compare.telling import telling
-from equivtest.compare.update import Judged
-from equivtest.compare.updates import UpdatesJudge
 from equivtest.compare.used import audit, examples, order_notes, told_apart, without
 from equivtest.compare.verdict import Failure, Finding, Status, Verdict, status_of
 from equivtest.diagnose import naming
@@ -35,6 +33,8 @@ from equivtest.diagnose.logs import other_losses
 from equivtest.diagnose.naming import diagnosed, named
 from equivtest.experiment import Experiment
 from equivtest.isolate.explained import Explained, remainder, source_rows
+from equivtest.judging.update import Judged
+from equivtest.judging.updates import UpdatesJudge
 from equivtest.observe.trace import Tensors, Trace
 from equivtest.pool import Seat
 

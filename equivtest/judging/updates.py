@@ -13,8 +13,8 @@ from equivtest.compare.clip import Clip
 from equivtest.compare.decay import decayed_between
 from equivtest.compare.each import one_by_one
 from equivtest.compare.tables import SourceRow
-from equivtest.compare.update import Judged, judge_update
 from equivtest.compare.used import beside_the_plan, misused, used_groups
+from equivtest.judging.update import Judged, judge_update
 from equivtest.observe.trace import Trace
 from equivtest.plan import GroupLayout
 
