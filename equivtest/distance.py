@@ -118,6 +118,16 @@ def apart(a: Mapping[str, Tensor | None], b: Mapping[str, Tensor | None]) -> flo
     return ratio(math.sqrt(squared), total(list(b.values())))
 
 
+def multiple(given: MaybeTensors, of: MaybeTensors) -> float:
+    """The number that brings ``of`` nearest to ``given``; 0 where there is none."""
+    above = below = 0.0
+    for g, s in zip(given, of, strict=True):
+        if g is not None and s is not None and s.isfinite().all():
+            above += float((dense(g).double() * dense(s).double()).sum())
+            below += norm(s) ** 2
+    return above / below if below > 0 and math.isfinite(above) else 0.0
+
+
 def _plain(tensor: Tensor | None) -> TypeGuard[Tensor]:
     return (
         tensor is not None

@@ -9,10 +9,14 @@ from equivtest.compare.continuity import all_same, same_values
 from equivtest.compare.norm_clip import NormClip
 from equivtest.compare.value_clip import ValueClip
 from equivtest.compare.verdict import Finding
+from equivtest.distance import apart, dense, multiple
 from equivtest.experiment import Experiment
 from equivtest.observe.trace import UpdateTrace
 
 Clip = NormClip | ValueClip
+
+SAME = 1e-5
+"""How near a multiple of the clipped gradient must be to be called one."""
 
 
 def clip_of(experiment: Experiment, device: str = "cpu") -> Clip | None:
@@ -30,7 +34,7 @@ def judge_clip(u: int, update: UpdateTrace, clip: Clip | None) -> Iterator[Findi
             yield Finding(
                 Cause.CLIP,
                 f"the gradient changed between its reduction and update {u}, and the experiment "
-                "does not clip",
+                "does not clip (clip_norm= and clip_value= say that it does)",
                 update=u,
             )
         return
@@ -40,17 +44,20 @@ def judge_clip(u: int, update: UpdateTrace, clip: Clip | None) -> Iterator[Findi
         return
     yield Finding(
         Cause.CLIP_MISSING if missing else Cause.CLIP,
-        f"{clip.size(update)} before update {u}, the bound {clip.bound:g}, and it "
-        + ("was not clipped" if missing else f"is {off:.3g} away from the clipped one")
-        + ("" if missing else _otherwise(update, clip)),
+        f"{clip.size(update)} before update {u}, the bound {clip.bound:g}, and "
+        + ("it was not clipped" if missing else _otherwise(update, clip, off)),
         update=u,
         distance=off,
         tolerance=allowed,
     )
 
 
-def _otherwise(update: UpdateTrace, clip: Clip) -> str:
-    """What is seen of a clip that left something else."""
+def _otherwise(update: UpdateTrace, clip: Clip, off: float) -> str:
+    """What is seen of a clip that left something else.
+
+    Args:
+        off: how far from the clipped gradient, relative to its norm.
+    """
     bounds = sorted(set(update.clip_bounds))
     told = []
     if update.clipped_scaled:
@@ -61,4 +68,16 @@ def _otherwise(update: UpdateTrace, clip: Clip) -> str:
     left = [n for n in held if same_values(update.clipped.get(n), update.gradient[n])]
     if 0 < len(left) < len(held):
         told.append(f"{len(left)} of {len(held)} tensors were not touched ({left[0]!r} first)")
-    return "".join(f"; {text}" for text in told)
+    if not any(g is not None and g.any() for g in update.clipped.values()):
+        told.append("nothing but zeros reached the optimizer: gradients were cleared before it")
+    told.append(f"what the optimizer received is {_relation(update, clip, off)}")
+    return "; ".join(told)
+
+
+def _relation(update: UpdateTrace, clip: Clip, off: float) -> str:
+    wanted, received = clip.clipped(update.gradient), update.clipped
+    times = multiple(list(received.values()), list(wanted.values()))
+    scaled = {n: None if g is None else dense(g) * times for n, g in wanted.items()}
+    if times and apart(received, scaled) <= clip.tolerance(update) + SAME:
+        return f"{times:.6g} times the clipped gradient: it was multiplied after the clip"
+    return f"{off:.3g} of its norm away from the clipped gradient"

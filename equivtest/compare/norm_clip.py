@@ -103,7 +103,9 @@ class NormClip:
         gradients = [g for _, g in given if g is not None]
         on_device = [dense(g).to(self.device) for g in gradients]
         sizes = {total(gradients), float(get_total_norm(on_device))}
-        factors = {self._factor(size + more) for size in sizes for more in (0.0, EPSILON)}
+        # One that clips the sum to a scaled bound, and divides it then, has scaled EPSILON too.
+        more = {0.0, EPSILON, *(EPSILON * self.bound / b for b in update.clip_bounds if b)}
+        factors = {self._factor(size + epsilon) for size in sizes for epsilon in more}
         by_hand = ({n: None if g is None else g * f for n, g in given} for f in factors)
         return min(apart(update.clipped, clipped) for clipped in (wanted, again, *by_hand))
 
@@ -129,7 +131,9 @@ class NormClip:
         Args:
             plan: the plan's gradient, whose size stands in for one that a clip took away.
         """
-        if update.norm_taken and self.distance(update) <= self.tolerance(update):
+        # A clip that was seen with another bound may have had the gradient in another scale.
+        own = update.norm_taken and not update.clip_bounds
+        if own and self.distance(update) <= self.tolerance(update):
             return None
         wanted, found = total(list(plan.values())), total(list(update.clipped.values()))
         allowed = max(AT_BOUND, CLIP_UNITS * _roundoff(update))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
@@ -13,7 +12,7 @@ from torch import Tensor
 
 from equivtest.arms.replay import Replay
 from equivtest.diagnose.path import Key, until_last_backward
-from equivtest.distance import MaybeTensors, dense, norm
+from equivtest.distance import MaybeTensors, dense
 from equivtest.observe.trace import UpdateTrace
 from equivtest.precision import unit_roundoff
 
@@ -182,13 +181,3 @@ def nearest(given: Tensor, candidates: Sequence[Tensor], alpha: float) -> Tensor
         other = candidate.double() * alpha
         best = torch.where((other - given).abs() < (best - given).abs(), other, best)
     return best
-
-
-def fitted(given: MaybeTensors, summed: MaybeTensors) -> float:
-    """The number that brings ``summed`` nearest to ``given``; 0 where there is none."""
-    above = below = 0.0
-    for g, s in zip(given, summed, strict=True):
-        if g is not None and s is not None and s.isfinite().all():
-            above += float((dense(g).double() * s.double()).sum())
-            below += norm(s) ** 2
-    return above / below if below > 0 and math.isfinite(above) else 0.0

@@ -131,7 +131,7 @@ def readings(settings: Sequence[Setting]) -> list[Reading]:
     D, A = settings[0].replicas, max(s.accumulations for s in settings)
     found = [
         Reading(
-            frozenset(cause for cause in (own, miscounted, scaled) if cause is not None),
+            frozenset(cause for cause in (own, miscounted, *scaled) if cause is not None),
             _times(form, name, factor),
             _words(says, name, word),
         )
@@ -193,19 +193,27 @@ def _counts(settings: Sequence[Setting]) -> Iterator[tuple[Cause | None, str]]:
 
 def _scalars(
     settings: Sequence[Setting], D: int, A: int
-) -> Iterator[tuple[Cause | None, Scalar, str]]:
-    yield None, lambda s: 1.0, ""
+) -> Iterator[tuple[tuple[Cause, ...], Scalar, str]]:
+    by_A = ", and by the number of accumulations once more"
+    yield (), lambda s: 1.0, ""
     if D > 1:
-        yield Cause.MISSING_WORLD_SIZE, lambda s: 1.0 / s.replicas, ", and by D once more"
-        yield Cause.SUM_CONVENTION, lambda s: float(s.replicas), ", and multiplies by D"
+        yield (Cause.MISSING_WORLD_SIZE,), lambda s: 1.0 / s.replicas, ", and by D once more"
+        yield (Cause.SUM_CONVENTION,), lambda s: float(s.replicas), ", and multiplies by D"
     if A > 1:
-        word = ", and by the number of accumulations once more"
-        yield Cause.DOUBLE_ACCUM_DIVISION, lambda s: 1.0 / s.accumulations, word
+        yield (Cause.DOUBLE_ACCUM_DIVISION,), lambda s: 1.0 / s.accumulations, by_A
         word = ", and never by the number of accumulations"
-        yield Cause.MISSING_ACCUM_DIVISION, lambda s: float(s.accumulations), word
+        yield (Cause.MISSING_ACCUM_DIVISION,), lambda s: float(s.accumulations), word
+    if A > 1 and D > 1:
+        both = (Cause.MISSING_WORLD_SIZE, Cause.DOUBLE_ACCUM_DIVISION)
+        word = f"{by_A}, and by D once more"
+        yield both, lambda s: 1.0 / (s.accumulations * s.replicas), word
     if any(s.accumulations != s.full for s in settings):
         word = ", with the number of accumulations of a full group"
-        yield Cause.PARTIAL_DIVISOR, lambda s: s.accumulations / s.full, word
+        yield (Cause.PARTIAL_DIVISOR,), lambda s: s.accumulations / s.full, word
     sizes = {m for s in settings for replica in s.examples for m in replica}
     if len(sizes) == 1 and (m := sizes.pop()) > 1:
-        yield Cause.SUM_CONVENTION, lambda s: float(m * s.replicas), ", and multiplies by m and D"
+        yield (
+            (Cause.SUM_CONVENTION,),
+            lambda s: float(m * s.replicas),
+            ", and multiplies by m and D",
+        )

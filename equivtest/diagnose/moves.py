@@ -33,6 +33,7 @@ class Counts:
         applied: of each update.
         due: calls that are due at each update, and when the loop ends.
         unit: the experiment's.
+        by_group: an update was attempted after each microbatch, and a schedule was moved.
     """
 
     microbatches: tuple[int, ...]
@@ -40,12 +41,15 @@ class Counts:
     due: tuple[int, ...]
     unit: str
     D: int
+    A: int = 1
+    by_group: bool = False
 
 
 def hypotheses(counts: Counts) -> list[Moves]:
     """What may move a schedule beside what is due, the simplest first."""
     due, D = counts.due, counts.D
-    found = [
+    found = list(_by_group(counts))
+    found += [
         Moves((Cause.SCHED_NEVER,), (0,) * len(due), "it never moves"),
         Moves(
             (Cause.SCHED_BEFORE_UPDATE,),
@@ -63,6 +67,14 @@ def hypotheses(counts: Counts) -> list[Moves]:
             found.append(Moves((*own, Cause.STEPS_ON_SKIP), at, what))
     found += _per_microbatch(counts)
     return [moves for moves in found if moves.at != due]
+
+
+def _by_group(counts: Counts) -> Iterator[Moves]:
+    """As it is due; but updates, which are attempted after each microbatch, are not."""
+    if counts.by_group:
+        at = tuple(u // counts.A for u in range(len(counts.due)))
+        what = "it moves with the plan's groups, and updates come after each microbatch"
+        yield Moves((Cause.UPDATE_PER_MICROBATCH,), at, what)
 
 
 def _other_units(counts: Counts) -> Iterator[Moves]:

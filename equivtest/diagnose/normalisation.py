@@ -10,6 +10,7 @@ import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 from torch.utils.data import default_collate
@@ -170,11 +171,16 @@ def _positions(
         return  # only words are lost: the reference arms collate the same and say what is wrong
     held = max((len(batch) for replica in batches for batch in replica), default=0)
     for index in range(held):
-        sizes = [
-            [float(batch[index].numel()) if index < len(batch) else 0.0 for batch in replica]
-            for replica in batches
-        ]
+        given = [[_at(batch, index) for batch in replica] for replica in batches]
+        sizes = [[float(t.numel()) for t in own] for own in given]
         yield f"all elements of tensor {index} of the batch, padding included", sizes
+        if all(t.ndim == 2 and not t.is_floating_point() for own in given for t in own):  # tokens
+            shifted = [[float(t.numel() - len(t)) for t in own] for own in given]
+            yield f"all positions of tensor {index} of the batch, shifted by one", shifted
+
+
+def _at(batch: Sequence[Tensor], index: int) -> Tensor:
+    return batch[index] if index < len(batch) else torch.empty(0, 0, dtype=torch.long)
 
 
 def _tensors(evidence: Evidence, ids: Sequence[int]) -> list[Tensor]:

@@ -25,4 +25,4 @@ def update_per_microbatch(evidence: Evidence) -> Iterator[Diagnosis]:
         f"{len(case.groups)}, each after {case.plan.A}"
     )
     covered = [*counts, *evidence.found(Cause.EXAMPLES)]
-    yield Diagnosis(Cause.UPDATE_PER_MICROBATCH, text, exactly(covered), update=0)
+    yield Diagnosis(Cause.UPDATE_PER_MICROBATCH, text, exactly(covered))

@@ -11,9 +11,9 @@ from torch import Tensor
 
 from equivtest.arms.replay import Replay
 from equivtest.causes import Cause
-from equivtest.diagnose.addends import Addends, Way, fitted, nearest
+from equivtest.diagnose.addends import Addends, Way, nearest
 from equivtest.diagnose.diagnosis import Corrected, Diagnosis
-from equivtest.distance import MaybeTensors, dense, norm, ratio
+from equivtest.distance import MaybeTensors, dense, multiple, norm, ratio
 from equivtest.observe.trace import UpdateTrace
 from equivtest.precision import unit_roundoff
 
@@ -121,7 +121,7 @@ class _LookedAt:
         self.full = {t: self.candidates(t, None) for t in self.at}
         wanted = [replay.expected[t] for t in self.at]
         # What the plan makes of one unit of the average, and what the loop seems to.
-        self.planned = fitted(wanted, [planned.average(t) for t in self.at])
+        self.planned = multiple(wanted, [planned.average(t) for t in self.at])
 
     def candidates(self, t: int, way: Way | None) -> list[Tensor]:
         return [one for one in self.addends.summed(t, way) if one is not None]
@@ -142,7 +142,7 @@ class _LookedAt:
         """Sums taken this way times ``alpha``, or what fits best."""
         taken = {t: self.full[t] if way is None else self.candidates(t, way) for t in self.at}
         if alpha is None:
-            alpha = fitted(list(self.given.values()), [taken[t][0] for t in self.at])
+            alpha = multiple(list(self.given.values()), [taken[t][0] for t in self.at])
         apart = [
             norm(given - nearest(given, taken[t], alpha)) / self.scale[t]
             for t, given in self.given.items()

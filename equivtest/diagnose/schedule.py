@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from equivtest.causes import Cause
+from equivtest.compare.each import after_each
 from equivtest.compare.planned import scheduler_calls
 from equivtest.compare.verdict import Finding
 from equivtest.diagnose.diagnosis import Covers, Diagnosis, exactly
@@ -93,7 +94,9 @@ def _seen(evidence: Evidence) -> _Seen:
     complete = len(trace.updates) == len(evidence.case.groups) == n and trace.groups_after
     after = {k: v for groups in trace.groups_after for k, v in by_name(groups).items()}
     at = tuple(named_in(update.optimizers) for update in trace.updates[:n])
-    return _Seen(at, after if complete else None)
+    # Values that are set at the top of an update are not those that are due when the loop ends.
+    set_by_hand = not _calls(trace) and n > 1 and alike(after, at[-1]) and not alike(at[-1], at[0])
+    return _Seen(at, after if complete and not set_by_hand else None)
 
 
 def _counts(evidence: Evidence) -> Counts:
@@ -105,6 +108,8 @@ def _counts(evidence: Evidence) -> Counts:
         due=tuple(scheduler_calls(unit, trace, groups, u) for u in range(n + 1)),
         unit=unit,
         D=len(evidence.traces),
+        by_group=after_each(evidence.case, evidence.traces) and bool(_calls(trace)),
+        A=evidence.case.plan.A,
     )
 
 

@@ -78,7 +78,7 @@ def loop_of(arms: UpdateArms, clip: Clip | None, left_out: frozenset[str]) -> Lo
     loop = Loop(arms.seen, received, a, received, a)
     if loop.acquitted:
         return replace(loop, notes=tuple(_notes(arms, received)))
-    clipped = by_hand(clip, arms.seen, arms.names, arms.replay, against)
+    clipped = by_hand(clip, arms.seen, arms.names, arms.replay, against, arms.case.precision.u)
     if clipped is not None:
         given = held(arms, clipped.seen)
         notes = (f"update {arms.u}: {clipped.note}",) if clipped.note else ()

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.amp import GradScaler
 from torch.optim import Optimizer
+from torch.utils.hooks import RemovableHandle
 
 from equivtest.observe.building import divided
 from equivtest.observe.operations import clip_factor
@@ -37,6 +38,7 @@ class UpdateRecording(Recording):
         self._scaler: GradScaler | None = None
         self._closures = 0
         self._clears = False
+        self._behind: dict[int, RemovableHandle] = {}
 
     # -- loss scale
 
@@ -170,6 +172,7 @@ class UpdateRecording(Recording):
                 self._attempt(optimizer)
             else:
                 self._refresh(optimizer)
+            self._refresh_behind_its_hooks(optimizer)
             return None
         self._closures, self._again = 0, False
 
@@ -212,6 +215,12 @@ class UpdateRecording(Recording):
         self._take_gradients(own)
         self._event("update attempted", type(optimizer).__name__)
 
+    def _refresh_behind_its_hooks(self, optimizer: Optimizer) -> None:
+        """Hooks of the optimizer's own run next, and one of them may clip or divide."""
+        if optimizer._optimizer_step_pre_hooks:
+            last = optimizer.register_step_pre_hook(lambda *_: self._refresh(optimizer))
+            self._behind[id(optimizer)] = last
+
     def _refresh(self, optimizer: Optimizer) -> None:
         """The optimizer runs now: a scaler may have unscaled since the attempt."""
         seen = self._open.optimizers.get(id(optimizer))
@@ -232,6 +241,8 @@ class UpdateRecording(Recording):
 
     def _on_updated(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         self._again = False
+        if id(optimizer) in self._behind:
+            self._behind.pop(id(optimizer)).remove()
         update = self._open
         seen = update.optimizers.get(id(optimizer))
         if seen is None:

@@ -53,6 +53,12 @@ def test_gives_the_catalogues_number(cause: Cause, number: float) -> None:
     assert any(value == pytest.approx(number, abs=5e-5) for value in found)
 
 
+def test_divided_by_both_sizes_is_told_by_both_names() -> None:
+    """0.8 over A D = 6."""
+    (one,) = named(T, Cause.MISSING_WORLD_SIZE, Cause.DOUBLE_ACCUM_DIVISION)
+    assert ds(one, T, T_GRADIENTS) == pytest.approx(0.8 / 6)
+
+
 def test_means_on_one_replica_give_three() -> None:
     (one,) = named(T0, Cause.MEAN_OF_MEANS_ACCUM)
     assert ds(one, T0, T_GRADIENTS[:1]) == pytest.approx(3.0)

@@ -21,6 +21,7 @@ from diagnose.event_cases import (
 from diagnose.test_schedule import SCHEDULED
 from diagnose.test_state import AVERAGED
 from torch import Tensor, nn
+from torch.nn.utils import clip_grad_norm_, get_total_norm
 
 from equivtest import Experiment, Group, Loss, Plan, Rank
 from equivtest.faults.pieces import averaged, bare, cleared, right, updated
@@ -230,7 +231,138 @@ def test_an_update_by_hand_is_said_not_to_be_seen() -> None:
     assert "seen when a torch.optim.Optimizer runs" in finding.text
 
 
+# -- clips that a hook or a hand makes
+
+
+def own_sums(rank: Rank, group: Group) -> list[Tensor]:
+    """Gradients of each microbatch's own sum, undivided, by a loss of the loop's own."""
+    for k, batch in enumerate(group):
+        last = k == len(group) - 1
+        with contextlib.nullcontext() if last else rank.model.no_sync():
+            with rank.autocast():
+                off = rank.model(batch["x"].to(rank.module.first.weight.dtype)) - batch["y"]
+            (off.square() * batch["counts"]).sum().backward()
+    return [p.grad for p in rank.module.parameters()]
+
+
+def clipped_by_a_hook(rank: Rank) -> None:
+    held, bound = list(rank.module.parameters()), rank.clip_norm
+    rank.optimizer.register_step_pre_hook(lambda *_: clip_grad_norm_(held, bound) and None)
+    for group in rank.groups:
+        accumulated(rank, group)
+        updated(rank)
+        cleared(rank)
+
+
+def divided_and_clipped_at_once(rank: Rank) -> None:
+    for group in rank.groups:
+        gradients, share = own_sums(rank, group), rank.D / float(group.count)
+        size = float(get_total_norm(gradients)) * share
+        torch._foreach_mul_(gradients, share * min(1.0, rank.clip_norm / (size + 1e-6)))
+        updated(rank)
+        cleared(rank)
+
+
+def clipped_to_a_scaled_bound(rank: Rank) -> None:
+    """The sum is clipped to the bound of the sum, and divided then."""
+    for group in rank.groups:
+        gradients, share = own_sums(rank, group), rank.D / float(group.count)
+        clip_grad_norm_(rank.module.parameters(), rank.clip_norm / share)
+        torch._foreach_mul_(gradients, share)
+        updated(rank)
+        cleared(rank)
+
+
+def clipped_before_it_is_divided(rank: Rank) -> None:
+    for group in rank.groups:
+        gradients, share = own_sums(rank, group), rank.D / float(group.count)
+        clip_grad_norm_(rank.module.parameters(), rank.clip_norm)
+        torch._foreach_mul_(gradients, share)
+        updated(rank)
+        cleared(rank)
+
+
+def cleared_before_the_update(rank: Rank) -> None:
+    for group in rank.groups:
+        accumulated(rank, group)
+        clip_grad_norm_(rank.module.parameters(), rank.clip_norm)
+        rank.optimizer.zero_grad(set_to_none=False)
+        rank.optimizer.step()
+
+
+CLIPPED = experiment(scaler=None, clip_norm=0.1)
+RIGHT_CLIPS = (clipped_by_a_hook, divided_and_clipped_at_once, clipped_to_a_scaled_bound)
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize("loop", RIGHT_CLIPS)
+def test_a_clip_may_be_made_in_any_way(loop: Callable[[Rank], None], precision: str) -> None:
+    found = verdict(CLIPPED, PLAN, loop, precision)
+    assert found.status == "equivalent", found.explain()
+
+
+@pytest.mark.parametrize(
+    ("loop", "says"),
+    [
+        (clipped_before_it_is_divided, "times the clipped gradient: it was multiplied after"),
+        (cleared_before_the_update, "nothing but zeros reached the optimizer"),
+    ],
+)
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_what_becomes_of_a_gradient_after_its_clip_is_said(
+    loop: Callable[[Rank], None], says: str, precision: str
+) -> None:
+    found = verdict(CLIPPED, PLAN, loop, precision)
+    assert found.status == "fault"
+    assert any(f.cause == "differs.clip" and says in f.text for f in found.findings)
+
+
 # -- one mistake, one name
+
+
+def rate_by_microbatches(rank: Rank) -> None:
+    """The loop works out the learning rate itself, by a counter of microbatches."""
+    rank.scheduler, done = None, 0
+    for group in rank.groups:
+        for held in rank.optimizer.param_groups:
+            held["lr"] = held["initial_lr"] * max(0.0, 1 - done / 12)
+        for _ in microbatches(rank, group):
+            done += 1
+        finish(rank)
+
+
+def test_a_rate_by_a_counter_of_microbatches_is_a_schedule_per_microbatch() -> None:
+    assert causes(SCHEDULED, PLAN, rate_by_microbatches) == {"sched.per_microbatch"}
+
+
+def updates_inside(rank: Rank) -> None:
+    """Updates per microbatch, and the schedule per group as it is due."""
+    scheduler, rank.scheduler = rank.scheduler, None
+    for group in rank.groups:
+        for batch in group:
+            right(rank, group, batch).backward()
+            finish(rank)
+        scheduler.step()
+
+
+def test_updates_per_microbatch_have_a_schedule_that_moves() -> None:
+    given = replace(SCHEDULED, scaler=None)
+    assert causes(given, PLAN, updates_inside) == {"opt.update_per_microbatch"}
+
+
+def over_both_sizes(rank: Rank) -> None:
+    for group in rank.groups:
+        for k, batch in enumerate(group):
+            last = k == len(group) - 1
+            with contextlib.nullcontext() if last else rank.model.no_sync():
+                (right(rank, group, batch) / rank.D / len(group)).backward()
+        finish(rank)
+
+
+@pytest.mark.parametrize("precision", ["fp64", "fp32"])
+def test_a_loss_over_both_sizes_has_both_names(precision: str) -> None:
+    both = {"norm.missing_world_size", "norm.double_accum_division"}
+    assert causes(experiment(scaler=None), PLAN, over_both_sizes, precision) == both
 
 
 def divided_by_hand(rank: Rank) -> None:

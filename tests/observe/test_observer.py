@@ -257,8 +257,8 @@ def test_examples_are_known_in_every_microbatch_of_every_update() -> None:
 
 @pytest.mark.parametrize(
     "change",
-    [lambda b: b, lambda b: b.view(-1, 1), lambda b: b[-1:], lambda b: b.detach()],
-    ids=["itself", "view", "slice", "detached"],
+    [lambda b: b, lambda b: b.view(-1, 1), lambda b: b[..., -1:], lambda b: b.detach()],
+    ids=["itself", "view", "columns", "detached"],
 )
 def test_examples_are_known_by_the_memory_that_the_forward_received(change: Any) -> None:
     assert received(with_batches(change)) == [[(0, 1), (2,)], [(3,), (4,)]]
