@@ -99,7 +99,7 @@ class Losses:
 def losses(u: int, values: Losses, precision: Precision) -> tuple[list[Finding], list[str]]:
     """``|L - L_o| <= kappa max(f_L, c u) sum |L_i|``: what is beyond it, and what was left out."""
     if values.found is None:
-        text = "the loop's own losses could not be matched with the experiment's: not compared"
+        text = "the loop has a loss of its own: gradients are compared, its losses are not"
         return [], [text]
     floor, wanted, notes = 0.0, [("the replay's", values.replayed)], []
     if values.oracle is not None and values.large is not None:

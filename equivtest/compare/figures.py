@@ -49,6 +49,14 @@ def quantity(value: float | None) -> str:
     return _compact(f"{value:.6g}")
 
 
+def weight(value: float) -> str:
+    """A contribution weight: six significant digits, beside 1 what it is off by, 0 for rounding."""
+    off = value - 1
+    if 0 < abs(off) < 1e-5:
+        return f"1 {'+' if off > 0 else '-'} {_compact(f'{abs(off):.1e}')}"
+    return "0" if abs(value) < 1e-12 else f"{value:.6g}"
+
+
 def size(value: int | None) -> str:
     """Bytes in binary units."""
     if value is None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from typing import Any
@@ -50,9 +50,11 @@ class ParameterJudge:
         module = reference.module()
         self._expected = ExpectedOptimizers(experiment, module)
         self._module = module
+        self._dtypes = {name: p.dtype for name, p in module.named_parameters()}
         self._average = ExpectedAverage(experiment, module)
         self._measured: dict[tuple[int, str], dict[str, Any]] = {}
         self._first = self._wanted()
+        self._clipped = self._clip is None
         # Whether the schedule may move behind the update that ends a microbatch's turn.
         self._behind = experiment.scheduler_unit == "microbatch"
         self.notes: list[str] = []
@@ -66,6 +68,8 @@ class ParameterJudge:
         """
         self._advance(u, update)
         found = list(judge_clip(u, update, self._clip)) if update.applied else []
+        if self._clip is not None:
+            self._clipped |= bool(found) or self._clip.active(update)
         for seen in update.optimizers:
             optimizer = self._expected.matching(seen)
             if optimizer is None:
@@ -102,6 +106,11 @@ class ParameterJudge:
         nothing tells such a loop from one that never calls it.
         """
         updates = self._trace.updates
+        if self._clip is not None and not self._clipped and updates:
+            self.notes.append(
+                f"{self._clip.size(updates[0])} in update 0, the bound {self._clip.bound:g}: no "
+                "update is clipped, and what may be wrong with the clip cannot be seen"
+            )
         if len(updates) != len(self._case.groups):
             return []
         last = self._wanted()
@@ -167,6 +176,9 @@ class ParameterJudge:
                 "are not judged"
             )
             return []
+        cast = [n for n in sorted(seen.names) if update.before[n].dtype != self._dtypes[n]]
+        if cast:
+            return [_cast(u, cast, update, self._dtypes)]
         try:
             after, state = self._expected.updated(optimizer, update.before, update.clipped, seen)
         except Exception as error:
@@ -174,8 +186,14 @@ class ParameterJudge:
                 raise
             return [_refused(u, seen, optimizer, error)]  # SparseAdam a dense gradient, say
         exact = self._in_float64(update.before, update.clipped, seen, optimizer)
-        self._measure(u, update, seen, optimizer, exact, oracle)
-        return list(self._update(u, update, seen, optimizer, after, state, exact))
+        found = list(self._update(u, update, seen, optimizer, after, state, exact))
+        far = self._measure(u, update, seen, optimizer, exact, oracle)
+        if far and not found:
+            self.notes.append(
+                f"{type(optimizer).__name__}'s own arithmetic leaves {len(far)} parameters further "
+                f"from float64 than the rounding of their dtype ({far[0]} first)"
+            )
+        return found
 
     def _measure(
         self,
@@ -185,8 +203,12 @@ class ParameterJudge:
         optimizer: Optimizer,
         exact: Tensors,
         oracle: Gradients | None,
-    ) -> None:
-        """The third level: the same update in float64, and that of the oracle's gradient."""
+    ) -> list[str]:
+        """The third level: the same update in float64, and that of the oracle's gradient.
+
+        Returns:
+            Names of the parameters that are further from the first than rounding is.
+        """
         ideal = None
         if oracle is not None and not any(_sparse(g) for g in update.clipped.values()):
             gradient = oracle if self._clip is None else self._clip.clipped(oracle)
@@ -205,11 +227,7 @@ class ParameterJudge:
                     after, ideal[name], before
                 )
             self._measured[u, name] = measured
-        if far:
-            self.notes.append(
-                f"{type(optimizer).__name__}'s own arithmetic leaves {len(far)} parameters further "
-                f"from float64 than the rounding of their dtype ({far[0]} first)"
-            )
+        return far
 
     def _in_float64(
         self, before: Tensors, gradient: Gradients, seen: OptimizerTrace, optimizer: Optimizer
@@ -317,6 +335,20 @@ def _other_optimizer(u: int, seen: OptimizerTrace) -> Finding:
         f"{seen.kind.__name__} holds {len(seen.names)} parameters that no optimizer of the "
         f"experiment holds together in update {u}",
         update=u,
+    )
+
+
+def _cast(
+    u: int, names: Sequence[str], update: UpdateTrace, dtypes: Mapping[str, torch.dtype]
+) -> Finding:
+    first = names[0]
+    return Finding(
+        Cause.PARAMETERS,
+        f"parameter {first!r} is {str(update.before[first].dtype)[6:]} in update {u}, and "
+        f"{str(dtypes[first])[6:]} in this precision ({len(names)} parameters): the loop cast the "
+        "model",
+        update=u,
+        tensor=first,
     )
 
 

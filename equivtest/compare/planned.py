@@ -11,12 +11,14 @@ from equivtest.compare.verdict import Finding
 from equivtest.observe.trace import MicrobatchTrace, Trace, UpdateTrace
 from equivtest.plan import GroupLayout
 
+UNSEEN = " (one is seen when a torch.optim.Optimizer runs that holds the model's parameters)"
+
 
 def counters(case: Case, trace: Trace) -> Iterator[Finding]:
     """Microbatches per group and attempted updates against the plan's."""
     rank = trace.rank
     if len(trace.updates) != len(case.groups):
-        how = "" if trace.updates else " (an update is seen when a torch.optim.Optimizer runs)"
+        how = "" if trace.updates else UNSEEN
         yield Finding(
             Cause.COUNTERS,
             f"rank {rank} attempted {len(trace.updates)} updates{how}: the plan has "

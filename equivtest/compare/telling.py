@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from equivtest.causes import Cause, Kind
+from equivtest.compare import figures
 from equivtest.compare.gradient import AgainstOracle, AgainstReplay
 from equivtest.compare.tolerance import WEIGHT_SIGMAS
 from equivtest.compare.verdict import Finding
@@ -30,6 +31,9 @@ ORDER = (
 )
 """Findings that tell most come first: a later one is often a consequence of an earlier. Sources
 follow in the order of their shares."""
+
+SINGLE = (1e-9, 2.0**-22)
+"""How far from 1 a weight is that float32 rounded, once or a few times. It chooses words only."""
 
 MEAN_LIKE = 0.2
 """How far, relatively, the parts' summed losses may be from as many times the whole's and still be
@@ -204,9 +208,12 @@ def _weights_clause(weights: Weights | None) -> str:
     unsure = WEIGHT_SIGMAS * weights.sigma[r, k]
     weight = weights.found[r, k] if abs(weights.found[r, k]) > unsure else 0.0
     alike = all(abs(w - weights.found[r, k]) <= unsure for w in weights.found.values())
+    times = f"{figures.weight(weight)} times what the plan gives it"
+    single = SINGLE[0] < abs(weight - 1) < SINGLE[1]
+    why = ", as with a count or a factor that float32 rounded" if single else ""
     if alike and len(weights.found) > 1:
-        return f"; every microbatch counts {weight:.6g} times what the plan gives it"
+        return f"; every microbatch counts {times}{why}"
     return (
-        f"; microbatch {k} of replica {r} counts {weight:.6g} times what the plan "
-        f"gives it ({len(differ)} of {len(weights.found)} weights differ)"
+        f"; microbatch {k} of replica {r} counts {times} ({len(differ)} of {len(weights.found)} "
+        f"weights differ){why}"
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
+from difflib import get_close_matches
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
@@ -143,7 +144,8 @@ class Verdict:
 
     @property
     def causes(self) -> tuple[str, ...]:
-        return tuple(dict.fromkeys(f.cause for f in self.findings if f.cause))
+        """Names of what is beside the plan, the most telling first."""
+        return tuple(dict.fromkeys(str(f.cause) for f in self.findings if f.cause))
 
     @property
     def cause(self) -> str:
@@ -252,12 +254,14 @@ def expectation(expect: Expectation) -> tuple[str, ...]:
         expect if isinstance(expect, Collection) and not isinstance(expect, str) else (expect,)
     )
     names = tuple(sorted(set(map(str, several))))
-    statuses, causes = set(Status), set(Cause)
+    statuses, causes = set(map(str, Status)), set(map(str, Cause))
     unknown = [name for name in names if name not in statuses and name not in causes]
     if unknown or not names:
+        near = [n for one in unknown for n in get_close_matches(one, [*statuses, *causes], 3)]
+        meant = f" (did you mean {' or '.join(dict.fromkeys(near))}?)" if near else ""
         raise ValueError(
-            f"expect={expect!r}: pass a status ({', '.join(Status)}), a cause or a set of causes "
-            f"({', '.join(Cause)})"
+            f"expect={expect!r}{meant}: pass a status ({', '.join(Status)}), a cause or a set of "
+            f"causes ({', '.join(Cause)})"
         )
     if len(names) > 1 and any(name in statuses for name in names):
         raise ValueError(f"expect={expect!r}: pass one status, or a set of causes, not both")

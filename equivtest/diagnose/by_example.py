@@ -11,6 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from equivtest.arms.oracle import Whole
+from equivtest.compare import figures
 from equivtest.compare.arms import UpdateArms
 from equivtest.compare.weights import Weights, fit
 from equivtest.distance import MaybeTensors, finite
@@ -49,7 +50,11 @@ def by_example(arms: UpdateArms, gradient: MaybeTensors) -> ByExample | None:
         return None
     u, differ = arms.u, [ids[k] for _, k in weights.differ()]
     rows = tuple((u, ids[k], 1.0, w, weights.sigma[r, k]) for (r, k), w in weights.found.items())
-    told = ", ".join(f"{i} ({weights.found[0, ids.index(i)]:.4g})" for i in differ[:8])
+    times = {i: figures.weight(weights.found[0, ids.index(i)]) for i in differ}
+    if len(set(times.values())) == 1 and len(differ) == len(ids):
+        note = f"update {u}: every example counts {times[differ[0]]} times in the gradient"
+        return ByExample(rows, note)
+    told = ", ".join(f"{i} ({times[i]})" for i in differ[:8])
     more = f" and {len(differ) - 8} more" if len(differ) > 8 else ""
     note = (
         f"update {u}: by example, {len(differ)} of {len(ids)} count other than once in the "

@@ -16,6 +16,7 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.data import default_collate
 
 from equivtest.causes import Cause
+from equivtest.compare import figures
 from equivtest.diagnose.evidence import Evidence, UpdateEvidence
 from equivtest.diagnose.forms import Reading, Setting, readings
 from equivtest.diagnose.roots import Roots, Term
@@ -117,7 +118,8 @@ def _figures(u: int, found: Mapping[Term, float]) -> str:
     """The weights in words: one number where they are alike."""
     values = list(found.values())
     if all(math.isclose(v, values[0], rel_tol=1e-3) for v in values):
-        return f"in update {u} every microbatch counts {values[0]:.6g} times what the plan gives it"
+        times = figures.weight(values[0])
+        return f"in update {u} every microbatch counts {times} times what the plan gives it"
     (r, k, _), worst = max(found.items(), key=lambda item: abs(item[1] - 1.0))
     return (
         f"in update {u} microbatches count {min(values):.4g} to {max(values):.4g} times what the "

@@ -60,6 +60,8 @@ def average(evidence: Evidence) -> Iterator[Diagnosis]:
                 f"before the update and {after} after it give, and one after it is due: "
                 f"{moves.what}"
             )
+            if not before + after and any(e.kind == "average" for e in evidence.traces[0].events):
+                text += "; update_parameters() was called on another object than rank.average"
             yield Diagnosis(
                 moves.cause,
                 text,

@@ -139,7 +139,8 @@ def _evidence(reference: Reference, case: Case, as_used: Case, judged: Judged) -
         counts,
         judged.rows,
         judged.weighed,
-        judged.row.loss,
+        # Of a loop with a loss of its own that of the plan: its gradient is judged by that too.
+        judged.planned_loss if judged.row.loss is None else judged.row.loss,
     )
 
 

@@ -61,6 +61,7 @@ class Judged:
         weights: (update, replica, microbatch, expected, found, sigma), where they were fitted.
         oracle: the oracle's gradient by name, where it was computed.
         smallest_weight_seen: see ``Card``.
+        planned_loss: the replay's; None where the loss is no sum over microbatches.
         dtypes: that the replay's forwards saved.
         seen: the update by rank, with the gradient that was judged.
         explained: what its sources are, where the split diverges; ``skipped``, where a skip tells
@@ -77,6 +78,7 @@ class Judged:
     weights: tuple[tuple[int, int, int, float, float, float], ...]
     oracle: dict[str, Tensor | None] | None
     smallest_weight_seen: float | None
+    planned_loss: float | None
     dtypes: frozenset[str]
     seen: tuple[UpdateTrace, ...]
     explained: Explained | None = None
@@ -157,6 +159,7 @@ class _UpdateJudge:
             weights=self.weight_rows,
             oracle=None if oracle is None else dict(zip(arms.names, oracle.gradients, strict=True)),
             smallest_weight_seen=smallest_weight_seen(loop.a, arms.replay) if judged else None,
+            planned_loss=arms.replay.loss if compared.as_one is None else None,
             dtypes=arms.replay.dtypes,
             seen=tuple(loop.seen),
             explained=self.explained,

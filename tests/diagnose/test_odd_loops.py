@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -24,7 +25,7 @@ from torch import Tensor, nn
 from torch.nn.utils import clip_grad_norm_, get_total_norm
 
 from equivtest import Experiment, Group, Loss, Plan, Rank
-from equivtest.faults.pieces import averaged, bare, cleared, right, updated
+from equivtest.faults.pieces import averaged, bare, cleared, right, summed, updated
 from equivtest.loops import accumulate
 from equivtest.observe.handed import HandedOut
 from equivtest.observe.memory import GraphMemory, LivingGraphs
@@ -445,3 +446,80 @@ def test_two_calls_after_the_update_are_not_one_a_microbatch() -> None:
     # At A = 2 they are the same, and a probe plan with A = 3 tells.
     assert causes(AVERAGED, EQUAL, twice) == {"differs.state"}
     assert causes(AVERAGED, EQUAL, each) == {"state.ema_per_microbatch"}
+
+
+# -- what is said
+
+
+def reporting_own_loss(times: float) -> Callable[[Rank], None]:
+    """A loss of the loop's own, over the replicas, is reported ``times`` over."""
+
+    def loop(rank: Rank) -> None:
+        for group in rank.groups:
+            total = 0.0
+            for k, batch in enumerate(group):
+                last = k == len(group) - 1
+                with contextlib.nullcontext() if last else rank.model.no_sync():
+                    off = rank.model(batch["x"].to(rank.module.first.weight.dtype)) - batch["y"]
+                    share = (off.square() * batch["counts"]).sum() / group.count
+                    (share * rank.D).backward()
+                total += float(share)
+            rank.report(summed(rank, total) * times)
+            updated(rank)
+            cleared(rank)
+
+    return loop
+
+
+@pytest.mark.parametrize("precision", ["fp64", "fp32"])
+def test_what_a_loop_reports_of_a_loss_of_its_own_is_compared(precision: str) -> None:
+    given = experiment(scaler=None)
+    assert verdict(given, PLAN, reporting_own_loss(1.0), precision).noted == ()
+    assert verdict(given, PLAN, reporting_own_loss(1 / 3), precision).noted == ("log.loss_factor",)
+
+
+def test_a_clip_that_never_acts_is_said_to_show_nothing() -> None:
+    idle = verdict(replace(CLIPPED, clip_norm=1e3), PLAN, accumulate)
+    assert any("the bound 1000: no update is clipped" in note for note in idle.notes), idle.notes
+    active = verdict(CLIPPED, PLAN, accumulate)
+    assert not any("no update is clipped" in note for note in active.notes)
+
+
+def test_a_model_that_the_loop_cast_is_a_fault_and_no_error() -> None:
+    def cast(rank: Rank) -> None:
+        rank.module.float()
+        accumulate(rank)
+
+    found = verdict(experiment(scaler=None), PLAN, cast, "fp64")
+    assert found.status == "fault", found.explain()
+    assert any("is float32 in update 0, and float64" in f.text for f in found.findings)
+
+
+def test_a_factor_that_float32_rounded_is_said_to_be_one() -> None:
+    def in_single(rank: Rank) -> None:
+        for group in rank.groups:
+            third = float(torch.tensor(1.0) / 3.0)  # 1/3 in float32 is off by 3e-8 of itself
+            for k, batch in enumerate(group):
+                last = k == len(group) - 1
+                with contextlib.nullcontext() if last else rank.model.no_sync():
+                    (right(rank, group, batch) * third * 3.0).backward()
+            finish(rank)
+
+    found = verdict(experiment(scaler=None), PLAN, in_single, "fp64")
+    assert found.causes == ("differs.gradient",)
+    assert "counts 1 + 3.0e-8 times what the plan gives it" in found.findings[0].text
+    assert "float32 rounded" in found.findings[0].text
+
+
+def test_an_average_beside_the_ranks_own_is_said_to_be_another() -> None:
+    def kept(rank: Rank) -> None:
+        own = copy.deepcopy(rank.average)
+        for group in rank.groups:
+            accumulated(rank, group)
+            updated(rank)
+            cleared(rank)
+            own.update_parameters(rank.module)
+
+    found = verdict(AVERAGED, PLAN, kept)
+    assert found.causes == ("state.ema_never",)
+    assert "on another object than rank.average" in found.findings[0].text
