@@ -58,11 +58,20 @@ def main(argv: Sequence[str] | None = None) -> int:
         metavar="DIR",
         help="a reports folder, or one run's folder (default: reports)",
     )
+    causes = commands.add_parser(
+        "causes",
+        help="print what a verdict can name",
+        description="Print the causes that a verdict can name and `expect` takes: all by kind and "
+        "name, or those that were asked for with what to change.",
+    )
+    causes.add_argument("names", nargs="*", metavar="CAUSE", help="clip.missing, say")
     arguments = parser.parse_args(argv)
     if arguments.command == "devices":
         return _devices(arguments.max_D)
     if arguments.command == "faults":
         return _faults(arguments.folders)
+    if arguments.command == "causes":
+        return _causes(arguments.names)
     return _report(arguments.folders, arguments.out)
 
 
@@ -109,6 +118,20 @@ def _faults(folders: Sequence[Path]) -> int:
         )
         return 2
     print("\n".join([*lines(found), *run.unreadable]))
+    return 0
+
+
+def _causes(names: Sequence[str]) -> int:
+    from equivtest.causes import Cause
+
+    known = {name: Cause.named(name) for name in names}
+    unknown = [name for name, cause in known.items() if cause is None]
+    if unknown:
+        print(f"equivtest causes: no cause is called {', '.join(unknown)}", file=sys.stderr)
+        return 2
+    width = max(map(len, Cause))
+    for cause in Cause if not names else filter(None, known.values()):
+        print(f"{cause.ljust(width)}  {cause.kind:<10}  {cause.prose if names else cause.happened}")
     return 0
 
 

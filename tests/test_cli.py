@@ -9,6 +9,7 @@ import pandas as pd
 import pytest
 
 import equivtest
+from equivtest.causes import Cause
 from equivtest.cli import main
 from equivtest.plan import Plan
 from equivtest.report import record as records
@@ -86,3 +87,17 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
         main(["--version"])
     assert ended.value.code == 0
     assert capsys.readouterr().out == f"equivtest {equivtest.__version__}\n"
+
+
+def test_causes_are_printed_all_in_a_line_or_one_with_what_to_change(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["causes"]) == 0
+    every = capsys.readouterr().out.splitlines()
+    assert len(every) == len(Cause)
+    assert any(line.split()[:2] == ["source.dropout", "source"] for line in every)
+    assert main(["causes", "clip.missing"]) == 0
+    (one,) = capsys.readouterr().out.splitlines()
+    assert one.endswith(Cause.CLIP_MISSING.prose)
+    assert main(["causes", "clip.mising"]) == 2
+    assert "no cause is called clip.mising" in capsys.readouterr().err
