@@ -81,9 +81,10 @@ class Cause(StrEnum):
     )
     STATE = (
         "differs.state",
-        "State moved between updates without being declared: parameters, optimizer state or loss "
-        "scale at the start of an update are not those at the end of the one before. Look for an "
-        "optimizer that is built again, and for code that edits its state.",
+        "State moved without being declared: parameters, optimizer state or loss scale between "
+        "updates, or an average of weights otherwise than once for each. Look for an optimizer "
+        "that is built again, for code that edits its state or the model's, and for what calls "
+        "update_parameters().",
     )
     HYPERPARAMETERS = (
         "differs.hyperparameters",

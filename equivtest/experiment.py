@@ -126,7 +126,7 @@ class Experiment:
     name: str | None = None
 
     def __post_init__(self) -> None:
-        _not_ready(self.model, self.optimizer)
+        _not_ready(self.model, self.optimizer, self.averages)
         callable_with("model", self.model)
         callable_with("loss", self.loss, "model", "batch")
         callable_with("optimizer", self.optimizer, "model")
@@ -283,8 +283,13 @@ def wants_device(scaler: Callable[..., Any] | None) -> bool:
     return first.name == "device" or first.default is first.empty
 
 
-def _not_ready(model: Any, optimizer: Any) -> None:
+def _not_ready(model: Any, optimizer: Any, averages: Any) -> None:
     """A ready object is of one process, a class may be callable: neither is what is wanted."""
+    if hasattr(averages, "named_parameters") and not isinstance(averages, type):
+        raise TypeError(
+            f"averages is a ready {type(averages).__name__}: pass a function of the model, such as "
+            "lambda model: torch.optim.swa_utils.AveragedModel(model)"
+        )
     if hasattr(model, "named_parameters") and not isinstance(model, type):
         raise TypeError(
             f"model is a ready {type(model).__name__}: pass what builds it, its class or "

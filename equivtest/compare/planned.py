@@ -31,7 +31,7 @@ def counters(case: Case, trace: Trace) -> Iterator[Finding]:
             yield Finding(
                 Cause.COUNTERS,
                 f"update {u} of rank {rank} follows {len(update.microbatches)} microbatches: the "
-                f"plan has {planned}",
+                f"plan has {planned}{_of_the_same(update, group.ids[rank])}",
                 update=u,
                 rank=rank,
             )
@@ -42,6 +42,13 @@ def counters(case: Case, trace: Trace) -> Iterator[Finding]:
             "uses them",
             rank=rank,
         )
+
+
+def _of_the_same(update: UpdateTrace, dealt: Sequence[tuple[int, ...]]) -> str:
+    """A clause for a loop that cuts the plan's examples in its own way."""
+    received = [i for m in update.microbatches for i in m.ids or ()]
+    same = sorted(received) == sorted(i for ids in dealt for i in ids)
+    return ", of the same examples: give the plan the m and A that the loop runs" if same else ""
 
 
 def examples(case: Case, trace: Trace) -> Iterator[Finding]:
@@ -63,7 +70,9 @@ def examples(case: Case, trace: Trace) -> Iterator[Finding]:
         twice = sorted(i for i, n in times.items() if n > 1)
         problem = ""
         if foreign:
-            problem = f"examples {some(foreign)} are not dealt to it"
+            problem = (
+                f"examples {some(foreign)} are not dealt to it{_dealt_to(case, u, foreign[0])}"
+            )
         elif twice:
             problem = f"examples {some(twice)} came twice"
         elif missing and complete:
@@ -75,6 +84,15 @@ def examples(case: Case, trace: Trace) -> Iterator[Finding]:
                 update=u,
                 rank=trace.rank,
             )
+
+
+def _dealt_to(case: Case, u: int, example: int) -> str:
+    """Where an example belongs, in update ``u`` if it does there, in a clause."""
+    for v in sorted(range(len(case.groups)), key=lambda v: v != u):
+        for r, replica in enumerate(case.groups[v].ids):
+            if any(example in ids for ids in replica):
+                return f" ({example} is dealt to rank {r} in update {v})"
+    return ""
 
 
 def unobserved(trace: Trace) -> Iterator[str]:

@@ -11,6 +11,7 @@ import torch
 from inputs import DATA, GOOD, an_experiment, check, sgd, squared_error
 from torch import nn
 from torch.optim.lr_scheduler import StepLR
+from torch.optim.swa_utils import AveragedModel
 
 from equivtest import Experiment, Plan, plans
 
@@ -21,6 +22,7 @@ READY = torch.amp.GradScaler("cpu")
     ("change", "message"),
     [
         ({"model": nn.Linear(3, 1)}, "model is a ready Linear: pass what builds it"),
+        ({"averages": AveragedModel(nn.Linear(3, 1))}, "averages is a ready AveragedModel: pass"),
         ({"model": lambda size: nn.Linear(size, 1)}, "model is <lambda>(size), and is called as m"),
         ({"model": squared_error}, "model is squared_error(model, batch), and is called as model("),
         ({"loss": lambda m: m}, "loss is <lambda>(m), and is called as loss(model, batch): too"),

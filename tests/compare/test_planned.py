@@ -82,6 +82,15 @@ def test_microbatches_that_no_update_uses_are_said() -> None:
     assert text.startswith("3 microbatches of rank 0 ran after its last update")
 
 
+def test_the_same_examples_cut_otherwise_are_said_to_be() -> None:
+    cut = an_update([(0,), (1,), (2,), (3,)])
+    ((_, text),) = texts(planned.counters(CASE, Trace(0, (cut, RIGHT))))
+    assert text.startswith("update 0 of rank 0 follows 4 microbatches: the plan has 2, of the same")
+    others = an_update([(0,), (1,), (2,), (2,)])
+    ((_, text),) = texts(planned.counters(CASE, Trace(0, (others, RIGHT))))
+    assert text.endswith("the plan has 2")
+
+
 # -- examples
 
 
@@ -93,9 +102,9 @@ def test_microbatches_that_no_update_uses_are_said() -> None:
         ([(1, 0), (3, 2)], ""),
         ([None, (2, 3)], ""),  # unknown is not wrong
         ([None, None], ""),
-        ([(0, 1), (4, 5)], "examples 4, 5 are not dealt to it"),
+        ([(0, 1), (4, 5)], "examples 4, 5 are not dealt to it (4 is dealt to rank 1 in update 0)"),
         ([(0, 1), (0, 1)], "examples 0, 1 came twice"),
-        ([None, (7, 3)], "examples 7 are not dealt to it"),
+        ([None, (7, 3)], "examples 7 are not dealt to it (7 is dealt to rank 1 in update 0)"),
         ([(0,), (2, 3)], "examples 1 never came"),
     ],
 )
@@ -108,7 +117,7 @@ def test_each_rank_has_examples_of_its_own() -> None:
     ((cause, text),) = texts(planned.examples(CASE, Trace(1, (RIGHT,))))
     assert (cause, text) == (
         "differs.examples",
-        "in update 0 of rank 1, examples 0, 1, 2, 3 are not dealt to it",
+        "in update 0 of rank 1, examples 0, 1, 2, 3 are not dealt to it (0 is dealt to rank 0 in update 0)",
     )
 
 
