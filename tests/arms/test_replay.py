@@ -112,15 +112,21 @@ def test_contributions_by_microbatch_are_kept_when_asked_for() -> None:
 # -- sharing the candidate's bits
 
 
-def test_bits_are_shared_where_the_losses_are_the_candidates() -> None:
+@pytest.mark.parametrize(
+    ("backwards", "shared"), [(1, True), (0, False), (2, False)], ids=["one", "none", "in parts"]
+)
+def test_bits_are_shared_where_the_losses_are_the_candidates(backwards: int, shared: bool) -> None:
+    """And went backward once: by ``torch.autograd.grad`` no backward is seen."""
     first = replayed(curved, ONE_REPLICA)
     left = [
         [
-            MicrobatchTrace(tuple(ids), totals=first.totals[0, k], factors=(1 / 8,))
+            MicrobatchTrace(
+                tuple(ids), totals=first.totals[0, k], factors=(1 / 8,), backwards=backwards
+            )
             for k, ids in enumerate(ONE_REPLICA[0])
         ]
     ]
-    assert replayed(curved, ONE_REPLICA, left).shared
+    assert replayed(curved, ONE_REPLICA, left).shared is shared
 
 
 def test_bits_are_not_shared_where_one_loss_is_another() -> None:
@@ -131,6 +137,7 @@ def test_bits_are_not_shared_where_one_loss_is_another() -> None:
                 tuple(ids),
                 totals=(first.totals[0, k][0] * (1 + 1e-15 * (k == 2)),),
                 factors=(1 / 8,),
+                backwards=1,
             )
             for k, ids in enumerate(ONE_REPLICA[0])
         ]
@@ -163,7 +170,9 @@ def test_dropout_masks_are_those_that_the_candidate_drew() -> None:
         loss = squared(bench.module, batches(ids))
         (loss.total / 8).backward()
         totals.append(loss.total.item())
-        left.append(MicrobatchTrace(tuple(ids), (totals[-1],), factors=(1 / 8,), rng=before))
+        left.append(
+            MicrobatchTrace(tuple(ids), (totals[-1],), factors=(1 / 8,), rng=before, backwards=1)
+        )
         torch.rand(7)  # the loop draws numbers of its own in between
     candidate = [p.grad.clone() for p in bench.module.parameters()]  # type: ignore[union-attr]
     torch.manual_seed(0)

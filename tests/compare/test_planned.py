@@ -117,7 +117,8 @@ def test_each_rank_has_examples_of_its_own() -> None:
     ((cause, text),) = texts(planned.examples(CASE, Trace(1, (RIGHT,))))
     assert (cause, text) == (
         "differs.examples",
-        "in update 0 of rank 1, examples 0, 1, 2, 3 are not dealt to it (0 is dealt to rank 0 in update 0)",
+        "in update 0 of rank 1, examples 0, 1, 2, 3 are not dealt to it (0 is dealt to rank 0 in "
+        "update 0)",
     )
 
 

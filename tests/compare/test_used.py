@@ -76,7 +76,8 @@ def test_batches_that_the_loop_was_handed_are_each_replicas_own() -> None:
     assert problems([[0, 1], [4, 5]], [[2, 3], [6, 7]], own=False) == []
     swapped = problems([[2, 3], [4, 5]], [[0, 1], [6, 7]], own=False)
     assert swapped[0] == (
-        "in update 0 of rank 0, examples 2, 3 are not dealt to it (2 is dealt to rank 1 in update 0)"
+        "in update 0 of rank 0, examples 2, 3 are not dealt to it (2 is dealt to rank 1 in update "
+        "0)"
     )
 
 
