@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from equivtest.causes import Cause, Kind
@@ -55,7 +55,12 @@ def diagnosed(evidence: Evidence, seen: Sequence[Diagnosis]) -> list[Diagnosis]:
         first = kept.setdefault(one.cause, one)
         if first is not one:
             kept[one.cause] = replace(first, covers=(*first.covers, *one.covers))
-    return [one for one in kept.values() if FOLLOWS.get(one.cause) not in kept]
+    return [one for one in kept.values() if not _follows(one, kept)]
+
+
+def _follows(one: Diagnosis, told: Mapping[str, Diagnosis]) -> bool:
+    before = told.get(FOLLOWS.get(one.cause, ""))
+    return before is not None and before.update == one.update
 
 
 def named(findings: Iterable[Finding], diagnoses: Sequence[Diagnosis]) -> list[Finding]:
@@ -77,8 +82,8 @@ def named(findings: Iterable[Finding], diagnoses: Sequence[Diagnosis]) -> list[F
 
 
 def notes(named: Iterable[Diagnosis | Finding]) -> Iterator[str]:
-    """A note on each cause that is no mistake; it begins with the cause's name."""
+    """A note on each cause that is no mistake: its name first, and what to change of a cost."""
     for one in named:
         known = Cause.named(one.cause)
         if known and (known.kind.quiet or known.kind is Kind.CONVENTION):
-            yield f"{known}: {one.text}"
+            yield f"{known}: {one.text}" + (f". {known.change}" if known.kind.quiet else "")

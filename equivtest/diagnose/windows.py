@@ -13,7 +13,6 @@ from equivtest.diagnose.diagnosis import Covers, Diagnosis
 from equivtest.diagnose.evidence import Evidence, UpdateEvidence
 from equivtest.diagnose.reading import Pass, Round, lengths, passes, rounds
 from equivtest.observe.trace import UpdateTrace
-from equivtest.plan import GroupLayout
 
 FACTOR = 1e-6
 """How far a root factor may be from a denominator's: roundings of the loss's dtype, float32 and
@@ -201,7 +200,7 @@ def _stopped(evidence: Evidence, read: Sequence[Round]) -> Diagnosis | None:
         return None
     ran, over = sum(done), left.pop()
     reached = ran + over == len(groups) if over else ran >= len(groups) > ran - done[-1]
-    if not reached or any(n != len(_planned(groups, u)) for u, n in enumerate(done)):
+    if not reached or any(n != len(groups[u].ids[0]) for u, n in enumerate(done)):
         return None
     text = (
         f"the loop ended after {ran + over} microbatches and {len(done)} updates, where "
@@ -209,7 +208,3 @@ def _stopped(evidence: Evidence, read: Sequence[Round]) -> Diagnosis | None:
         + (" (one that is simply an update short too)" if len(done) == len(groups) - 1 else "")
     )
     return Diagnosis(Cause.MICRO_VS_UPDATE, text, (Covers({Cause.COUNTERS}),), update=len(done) - 1)
-
-
-def _planned(groups: Sequence[GroupLayout], u: int) -> tuple[tuple[int, ...], ...]:
-    return groups[u].ids[0]
