@@ -9,15 +9,11 @@ from torch import Tensor, nn
 
 from equivtest.causes import Cause
 from equivtest.compare.continuity import same_values
-from equivtest.compare.verdict import Finding
+from equivtest.compare.verdict import About, Finding
 from equivtest.distance import distance, norm, ratio
 from equivtest.experiment import Experiment
 from equivtest.observe.trace import Tensors, UpdateTrace
 from equivtest.precision import unit_roundoff
-
-OF_AVERAGE = "the average of weights"
-"""What findings on it begin with: its tensors may be called as the parameters are."""
-
 
 UNITS = 4.0
 """Roundoffs that an average by hand may be off: two products and a sum, in some order."""
@@ -55,12 +51,13 @@ class ExpectedAverage:
             if off > _allowed(wanted):
                 yield Finding(
                     Cause.STATE,
-                    f"{OF_AVERAGE} {name!r} is {off:.3g} of its norm away from what "
+                    f"the average of weights {name!r} is {off:.3g} of its norm away from what "
                     f"one update_parameters() for each applied update gives after update {u}",
                     update=u,
                     tensor=name,
                     distance=off,
                     tolerance=_allowed(wanted),
+                    about=About.AVERAGE,
                 )
                 break
         if update.averages:  # each update starts from the candidate's own

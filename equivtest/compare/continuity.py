@@ -7,13 +7,14 @@ otherwise be invisible.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from equivtest.causes import Cause
-from equivtest.compare.verdict import Finding
+from equivtest.compare.verdict import About, Finding
 from equivtest.distance import dense, distance, norm, ratio
 from equivtest.observe.trace import COUNTER, ParamGroups, Tensors, Trace, UpdateTrace
 
@@ -66,13 +67,12 @@ def _first(rank: int, update: UpdateTrace, initial: Tensors) -> Iterator[Finding
 
 
 def _between(rank: int, u: int, previous: UpdateTrace, update: UpdateTrace) -> Iterator[Finding]:
-    yield from _same(
-        rank, u, previous.after, update.start.parameters, f"between update {u - 1} and {u}"
-    )
+    when = f"between update {u - 1} and {u}"
+    moved = _same(rank, u, previous.after, update.start.parameters, when)
+    yield from (replace(one, about=About.BETWEEN_UPDATES) for one in moved)
     for optimizer in update.optimizers:
         before = next((o for o in previous.optimizers if o.names == optimizer.names), None)
         if before is not None:
-            when = f"between update {u - 1} and {u}"
             yield from _same_state(rank, u, before.state_after, optimizer.state_before, when)
     if previous.scale_after is not None and update.scale not in (None, previous.scale_after):
         yield Finding(
@@ -93,9 +93,11 @@ def _same(rank: int, u: int, expected: Tensors, found: Tensors, when: str) -> It
                 update=u,
                 rank=rank,
                 tensor=name,
+                about=About.PARAMETER,
             )
         elif not same_values(expected[name], found[name]):
-            yield _moved(rank, u, f"parameter {name!r}", name, expected[name], found[name], when)
+            moved = _moved(rank, u, f"parameter {name!r}", name, expected[name], found[name], when)
+            yield replace(moved, about=About.PARAMETER)
 
 
 def _same_state(
@@ -123,15 +125,16 @@ def _same_state(
                 continue
             what = f"optimizer state {key!r} of {name!r}"
             if isinstance(value, Tensor) and isinstance(other, Tensor):
-                yield _moved(rank, u, what, name, value, other, when)
+                found_so = _moved(rank, u, what, name, value, other, when)
             else:
-                yield Finding(
+                found_so = Finding(
                     Cause.STATE,
                     f"{what} is {other!r} and was {value!r} {when}",
                     update=u,
                     rank=rank,
                     tensor=name,
                 )
+            yield replace(found_so, about=About.COUNTER) if key == COUNTER else found_so
 
 
 def _moved(

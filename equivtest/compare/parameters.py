@@ -23,7 +23,7 @@ from equivtest.compare.optimizer import ExpectedOptimizers
 from equivtest.compare.planned import scheduler_calls
 from equivtest.compare.skips import untouched
 from equivtest.compare.tables import TensorRow
-from equivtest.compare.verdict import Finding
+from equivtest.compare.verdict import About, Finding
 from equivtest.distance import distance, norm, ratio
 from equivtest.experiment import Experiment
 from equivtest.observe.trace import (
@@ -302,6 +302,7 @@ class ParameterJudge:
                     "the experiment's optimizer leaves",
                     update=u,
                     tensor=name,
+                    about=About.COUNTER if key == COUNTER else "",
                 )
                 return
 
@@ -326,6 +327,7 @@ def _hyperparameters(
             f"{type(optimizer).__name__} has {odd} for {name!r} {when} update {u}",
             update=u,
             tensor=name,
+            about=About.DECAY if odd.startswith("weight_decay=") and ";" not in odd else "",
         )
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from equivtest.causes import Cause
 from equivtest.compare.continuity import same_values
-from equivtest.compare.verdict import Finding
+from equivtest.compare.verdict import About, Finding
 from equivtest.observe.trace import OptimizerTrace, Trace, UpdateTrace
 
 
@@ -91,11 +91,11 @@ def by_itself(findings: Sequence[Finding], oracle_finite: Callable[[], bool]) ->
         if finding.cause != Cause.NONFINITE or oracle_finite():
             yield finding
         else:
-            text = f"{finding.text}, and the float64 large batch's is not either: {_DIVERGES}"
-            yield replace(finding, cause="", text=text)
-
-
-_DIVERGES = "from the parameters that the update starts from the experiment itself diverges"
+            text = (
+                f"{finding.text}, and the float64 large batch's is not either: from the parameters "
+                "that the update starts from the experiment itself diverges"
+            )
+            yield replace(finding, cause="", text=text, about=About.DIVERGING)
 
 
 def _skip_findings(

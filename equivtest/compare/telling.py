@@ -10,7 +10,7 @@ from equivtest.causes import Cause, Kind
 from equivtest.compare import figures
 from equivtest.compare.gradient import AgainstOracle, AgainstReplay
 from equivtest.compare.tolerance import WEIGHT_SIGMAS
-from equivtest.compare.verdict import Finding
+from equivtest.compare.verdict import About, Finding
 from equivtest.compare.weights import Weights
 
 ORDER = (
@@ -78,6 +78,7 @@ def sums_finding(u: int, names: Sequence[str], a: Sequence[AgainstReplay]) -> li
             tensor=names[worst],
             distance=one.distance,
             tolerance=one.tolerance,
+            about=About.SUMS,
         )
     ]
 
@@ -149,7 +150,7 @@ def split_finding(
             "bits: the model, the loss, collate or the data is not repeatable (an unseeded "
             "generator, a counter, the clock), and nothing that differs is evidence"
         )
-        return [Finding("", text, update=u)]
+        return [Finding("", text, update=u, about=About.REPEATING)]
     parts = sum(1 for replica in shape for n in replica if n)
     mean = parts > 1 and abs(c.loss_ratio - parts) < MEAN_LIKE * parts
     why = (
@@ -172,6 +173,7 @@ def split_finding(
             tensor=names[worst],
             distance=c.split[worst],
             tolerance=c.split_tolerances[worst],
+            about=About.SPLIT,
         )
     ]
 

@@ -31,6 +31,20 @@ class Status(StrEnum):
     ERROR = "error"
 
 
+class About(StrEnum):
+    """What a finding in general terms is about, for the causes that may account for it."""
+
+    PARAMETER = "a parameter"
+    BETWEEN_UPDATES = "a parameter between updates"
+    AVERAGE = "the average of weights"
+    COUNTER = "the optimizer's counter"
+    DECAY = "weight decay alone"
+    REPEATING = "whether a forward repeats"
+    SPLIT = "the split without any loop"
+    DIVERGING = "the experiment itself"
+    SUMS = "what the loop's own sums lose"
+
+
 @dataclass(frozen=True)
 class Finding:
     """One thing that is beside the plan, with its evidence.
@@ -41,6 +55,7 @@ class Finding:
         update, rank, tensor: where; None where it concerns all.
         distance, tolerance: relative, where a distance decided.
         alternatives: causes that would show the same here.
+        about: an ``About``, where it matters.
     """
 
     cause: str
@@ -51,6 +66,7 @@ class Finding:
     distance: float | None = None
     tolerance: float | None = None
     alternatives: tuple[str, ...] = ()
+    about: str = ""
 
 
 @dataclass(frozen=True)

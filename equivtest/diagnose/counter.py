@@ -14,7 +14,7 @@ from equivtest.causes import Cause
 from equivtest.compare.continuity import count_of, same_values
 from equivtest.compare.implementation import far, moved_alike
 from equivtest.compare.optimizer import ExpectedOptimizers
-from equivtest.compare.verdict import Finding
+from equivtest.compare.verdict import About, Finding
 from equivtest.diagnose.diagnosis import Diagnosis, exactly
 from equivtest.diagnose.evidence import Evidence
 from equivtest.diagnose.expected import optimizers_of, took_groups
@@ -112,7 +112,7 @@ def _covered(evidence: Evidence, frozen: _Frozen) -> Iterator[Finding]:
             expected = expected or optimizers_of(evidence)
             if _gives(evidence, expected, finding.update):
                 yield finding
-        elif finding.cause == Cause.COUNTERS or repr(COUNTER) in finding.text:
+        elif finding.cause == Cause.COUNTERS or finding.about == About.COUNTER:
             yield finding
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from equivtest.causes import Cause
 from equivtest.compare.decay import rates, times
-from equivtest.compare.verdict import Finding
+from equivtest.compare.verdict import About, Finding
 from equivtest.diagnose.diagnosis import Diagnosis, exactly
 from equivtest.diagnose.evidence import Evidence
 from equivtest.diagnose.expected import follows_its_groups, optimizers_of
@@ -85,23 +85,18 @@ def _of(finding: Finding, rank: int, shrunk: list[_Shrunk]) -> bool:
     """It is about one of these parameters, before or after the update that shrank it."""
     return (
         finding.rank == rank
-        and finding.text.startswith("parameter ")
+        and finding.about in (About.PARAMETER, About.BETWEEN_UPDATES)
         and any(
             finding.tensor in one.often
-            and (finding.update == one.u or (finding.update == one.u + 1 and _between(finding)))
+            and finding.update in (one.u, one.u + (finding.about == About.BETWEEN_UPDATES))
             for one in shrunk
         )
     )
 
 
-def _between(finding: Finding) -> bool:
-    return "between update" in finding.text
-
-
 def _left_to_the_loop(evidence: Evidence) -> Iterator[Finding]:
     """The optimizer's own decay may be left out for the one by hand."""
-    only = [f for f in evidence.found(Cause.HYPERPARAMETERS) if " has weight_decay=" in f.text]
-    only = [f for f in only if ";" not in f.text]
+    only = [f for f in evidence.found(Cause.HYPERPARAMETERS) if f.about == About.DECAY]
     yield from only
     expected = optimizers_of(evidence)
     follows = {

@@ -11,8 +11,9 @@ from dataclasses import dataclass
 
 from equivtest.arms.build import build
 from equivtest.causes import Cause
-from equivtest.compare.average import OF_AVERAGE, ExpectedAverage
+from equivtest.compare.average import ExpectedAverage
 from equivtest.compare.continuity import all_same
+from equivtest.compare.verdict import About
 from equivtest.diagnose.diagnosis import Diagnosis, exactly
 from equivtest.diagnose.evidence import Evidence
 from equivtest.observe.trace import Tensors, UpdateTrace
@@ -45,7 +46,7 @@ HYPOTHESES = (
 
 def average(evidence: Evidence) -> Iterator[Diagnosis]:
     """What moves an average that is not the one that is due."""
-    findings = [f for f in evidence.found(Cause.STATE) if f.text.startswith(OF_AVERAGE)]
+    findings = [f for f in evidence.found(Cause.STATE) if f.about == About.AVERAGE]
     if not findings:
         return
     beside = {f.update for f in findings if f.update is not None}

@@ -12,7 +12,7 @@ from equivtest.compare import figures
 from equivtest.compare.prose import explain, headline, what_happened, what_to_change
 from equivtest.compare.sensitivity import Outcome, PlantedRun, Sensitivity, sentence
 from equivtest.compare.tables import SourceRow
-from equivtest.compare.verdict import Finding, Status
+from equivtest.compare.verdict import About, Finding, Status
 from equivtest.plan import Plan
 
 PLAN = Plan(4, 2, 2)
@@ -69,16 +69,18 @@ def test_a_failing_case_shows_its_whole_sheet_and_a_passing_one_none() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "look_at"),
+    ("about", "look_at"),
     [
-        ("in float64, without any loop, the split is off", "the model, the loss and collate"),
-        ("the float64 large batch, run twice, gives other bits", "what draws or counts"),
-        ("from these parameters the experiment itself diverges", "the learning rate"),
-        ("its bits are odd", "the update, rank and tensor above"),
+        (About.SPLIT, "the model, the loss and collate"),
+        (About.REPEATING, "what draws or counts"),
+        (About.DIVERGING, "the learning rate"),
+        (About.SUMS, "the precision: the loop adds what it should"),
+        ("", "the update, rank and tensor above"),
     ],
 )
-def test_what_has_no_name_says_where_to_look(text: str, look_at: str) -> None:
-    verdict = verdicts.fault(PLAN, status=Status.UNEXPLAINED, findings=(Finding("", text),))
+def test_what_has_no_name_says_where_to_look(about: str, look_at: str) -> None:
+    found = (Finding("", "its bits are odd", about=about),)
+    verdict = verdicts.fault(PLAN, status=Status.UNEXPLAINED, findings=found)
     assert f"What to look at: {look_at}" in explain(verdict)
 
 
