@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from equivtest.arms.replay import Replay
-from equivtest.diagnose.path import Key, until_last_backward
+from equivtest.diagnose.path import Place, until_last_backward
 from equivtest.distance import MaybeTensors, dense
 from equivtest.observe.trace import UpdateTrace
 from equivtest.precision import unit_roundoff
@@ -49,7 +49,7 @@ class Addends:
     dtypes: Sequence[torch.dtype | None]
     replicas: int
     microbatches: int
-    weights: Mapping[Key, float] = field(default_factory=dict)
+    weights: Mapping[Place, float] = field(default_factory=dict)
 
     @classmethod
     def of(cls, replay: Replay, like: MaybeTensors) -> Addends | None:

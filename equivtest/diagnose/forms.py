@@ -15,7 +15,7 @@ from itertools import product
 
 from equivtest.causes import Cause
 
-Counts = Sequence[Sequence[float]]
+ByMicrobatch = Sequence[Sequence[float]]
 """By replica and microbatch."""
 
 
@@ -30,10 +30,10 @@ class Setting:
         others: counts that a loop may take for the supervised elements, by their name in words.
     """
 
-    supervised: Counts
+    supervised: ByMicrobatch
     examples: Sequence[Sequence[int]]
     full: int
-    others: Mapping[str, Counts] = field(default_factory=dict)
+    others: Mapping[str, ByMicrobatch] = field(default_factory=dict)
 
     @property
     def replicas(self) -> int:
@@ -74,14 +74,14 @@ RELATIVE = frozenset(
 SCALARS = frozenset({Cause.DOUBLE_ACCUM_DIVISION, Cause.MISSING_WORLD_SIZE})
 """Two causes that are told together although neither is relative: 1/(A D) is theirs alone."""
 
-Form = Callable[[Setting, Counts, int, int], float]
+Form = Callable[[Setting, ByMicrobatch, int, int], float]
 """A microbatch's weight where the loop takes these counts for the supervised elements."""
 
 Scalar = Callable[[Setting], float]
 """A factor on every microbatch of a group."""
 
 
-def _total(counts: Counts) -> float:
+def _total(counts: ByMicrobatch) -> float:
     return sum(map(sum, counts))
 
 
@@ -89,36 +89,36 @@ def _over(a: float, b: float) -> float:
     return a / b if b else math.nan
 
 
-def _group(s: Setting, c: Counts, r: int, k: int) -> float:
+def _group(s: Setting, c: ByMicrobatch, r: int, k: int) -> float:
     return _over(_total(s.supervised), _total(c))
 
 
-def _means(s: Setting, c: Counts, r: int, k: int) -> float:
+def _means(s: Setting, c: ByMicrobatch, r: int, k: int) -> float:
     return _over(_total(s.supervised), s.replicas * s.accumulations * c[r][k])
 
 
-def _means_in_replica(s: Setting, c: Counts, r: int, k: int) -> float:
+def _means_in_replica(s: Setting, c: ByMicrobatch, r: int, k: int) -> float:
     return _over(sum(c[r]), s.accumulations * c[r][k])
 
 
-def _means_across(s: Setting, c: Counts, r: int, k: int) -> float:
+def _means_across(s: Setting, c: ByMicrobatch, r: int, k: int) -> float:
     return _over(_total(s.supervised), s.accumulations * sum(own[k] for own in c))
 
 
-def _local(s: Setting, c: Counts, r: int, k: int) -> float:
+def _local(s: Setting, c: ByMicrobatch, r: int, k: int) -> float:
     return _over(_total(s.supervised), s.replicas * sum(c[r]))
 
 
-def _summed_means(s: Setting, c: Counts, r: int, k: int) -> float:
+def _summed_means(s: Setting, c: ByMicrobatch, r: int, k: int) -> float:
     return _over(_total(s.supervised), s.replicas * c[r][k])
 
 
-def _by_examples(s: Setting, c: Counts, r: int, k: int) -> float:
+def _by_examples(s: Setting, c: ByMicrobatch, r: int, k: int) -> float:
     examples = _total(s.examples)
     return _over(_total(s.supervised) * s.examples[r][k], c[r][k] * examples)
 
 
-def _undivided(s: Setting, c: Counts, r: int, k: int) -> float:
+def _undivided(s: Setting, c: ByMicrobatch, r: int, k: int) -> float:
     return _total(s.supervised) / s.replicas
 
 

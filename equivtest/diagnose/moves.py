@@ -25,7 +25,7 @@ class Moves:
 
 
 @dataclass(frozen=True)
-class Counts:
+class Counted:
     """What a loop may count.
 
     Attributes:
@@ -45,7 +45,7 @@ class Counts:
     by_group: bool = False
 
 
-def hypotheses(counts: Counts) -> list[Moves]:
+def hypotheses(counts: Counted) -> list[Moves]:
     """What may move a schedule beside what is due, the simplest first."""
     due, D = counts.due, counts.D
     found = list(_by_group(counts))
@@ -69,7 +69,7 @@ def hypotheses(counts: Counts) -> list[Moves]:
     return [moves for moves in found if moves.at != due]
 
 
-def _by_group(counts: Counts) -> Iterator[Moves]:
+def _by_group(counts: Counted) -> Iterator[Moves]:
     """As it is due; but updates, which are attempted after each microbatch, are not."""
     if counts.by_group:
         at = tuple(u // counts.A for u in range(len(counts.due)))
@@ -77,7 +77,7 @@ def _by_group(counts: Counts) -> Iterator[Moves]:
         yield Moves((Cause.UPDATE_PER_MICROBATCH,), at, what)
 
 
-def _other_units(counts: Counts) -> Iterator[Moves]:
+def _other_units(counts: Counted) -> Iterator[Moves]:
     attempted = tuple(range(len(counts.due)))
     if counts.unit == "applied":
         what = "it moves with updates that were skipped"
@@ -90,7 +90,7 @@ def _other_units(counts: Counts) -> Iterator[Moves]:
             yield Moves((Cause.SCHED_WRONG_UNIT,), at, what)
 
 
-def _per_microbatch(counts: Counts) -> Iterator[Moves]:
+def _per_microbatch(counts: Counted) -> Iterator[Moves]:
     """After each backward; at the end of each iteration, so after the update; or at once there."""
     if counts.unit == "microbatch" or max(counts.microbatches) < 2:
         return

@@ -13,6 +13,7 @@ from equivtest.compare.arms import UpdateArms
 from equivtest.compare.verdict import Finding
 from equivtest.diagnose.addends import Addends, Way
 from equivtest.diagnose.diagnosis import Covers, Diagnosis
+from equivtest.diagnose.path import Place
 from equivtest.distance import MaybeTensors, dense, finite
 from equivtest.isolate.skip.overflow import first_microbatch
 from equivtest.observe.trace import MicrobatchTrace, UpdateTrace
@@ -22,9 +23,6 @@ HERE = (Cause.NONFINITE, Cause.GRADIENT, Cause.LOSS, Cause.SCALER_SKIP)
 
 AFTERWARDS = ("", Cause.NONFINITE, Cause.GRADIENT, Cause.LOSS, Cause.BUFFERS)
 """And of those that start from parameters which are not finite since: nothing there is evidence."""
-
-Place = tuple[int, int]
-"""Replica and microbatch."""
 
 
 def nonfinite(

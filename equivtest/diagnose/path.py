@@ -11,10 +11,10 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from equivtest.observe.trace import GradientOperation, UpdateTrace
 
-Key = tuple[int, int]
+Place = tuple[int, int]
 """Replica and microbatch."""
 
-Held = Mapping[Key, float]
+Held = Mapping[Place, float]
 """Weights of the microbatches that one rank's ``.grad`` holds."""
 
 JOINT = ("reduce", "collective")
@@ -93,7 +93,7 @@ def _held(
     order = in_turn(operations)
     if order is None:
         return None
-    held: list[dict[Key, float]] = [{} for _ in seen]
+    held: list[dict[Place, float]] = [{} for _ in seen]
     for rank, one in order:
         if rank is None:
             share = 1.0 / len(seen) if one.kind == "reduce" else 1.0
@@ -106,8 +106,8 @@ def _held(
     return list(held)
 
 
-def _added_up(held: Sequence[Held], share: float) -> dict[Key, float]:
-    total: dict[Key, float] = {}
+def _added_up(held: Sequence[Held], share: float) -> dict[Place, float]:
+    total: dict[Place, float] = {}
     for mine in held:
         for key, weight in mine.items():
             total[key] = total.get(key, 0.0) + weight * share
@@ -115,7 +115,7 @@ def _added_up(held: Sequence[Held], share: float) -> dict[Key, float]:
 
 
 def _alone(
-    rank: int, one: GradientOperation, seen: Sequence[UpdateTrace], held: dict[Key, float]
+    rank: int, one: GradientOperation, seen: Sequence[UpdateTrace], held: dict[Place, float]
 ) -> None:
     """Do in place what a rank does by itself."""
     if one.kind == "backward":
@@ -129,6 +129,6 @@ def _alone(
         _multiply(held, one.factor)
 
 
-def _multiply(held: dict[Key, float], factor: float) -> None:
+def _multiply(held: dict[Place, float], factor: float) -> None:
     for key in held:
         held[key] *= factor

@@ -14,7 +14,7 @@ from torch import Tensor
 from equivtest.arms.replay import Replay
 from equivtest.compare.arms import UpdateArms
 from equivtest.compare.gradient import AgainstReplay
-from equivtest.diagnose.path import Held, Key, paths
+from equivtest.diagnose.path import Held, Place, paths
 from equivtest.diagnose.roots import Roots
 from equivtest.distance import MaybeTensors, accumulate, added, distance, ratio
 from equivtest.observe.trace import UpdateTrace
@@ -101,17 +101,17 @@ class Prediction:
         return held is not None and any(one != held[0] for one in held[1:])
 
     @cached_property
-    def _parts(self) -> list[tuple[Key, MaybeTensors, float]]:
+    def _parts(self) -> list[tuple[Place, MaybeTensors, float]]:
         """Contributions by replica and microbatch, each with its root factor over the expected one.
 
         Of a loss of several terms the whole, as one backward has it, where all have one factor:
         below float32 the terms' own do not add up to it.
         """
-        by_microbatch: dict[Key, list[tuple[Key, MaybeTensors, float]]] = {}
+        by_microbatch: dict[Place, list[tuple[Place, MaybeTensors, float]]] = {}
         for (r, k, term), part in self.replay.by_term.items():
             root = self.roots.found.get((r, k, term), 1.0)
             by_microbatch.setdefault((r, k), []).append(((r, k), part, root))
-        found: list[tuple[Key, MaybeTensors, float]] = []
+        found: list[tuple[Place, MaybeTensors, float]] = []
         for key, several in by_microbatch.items():
             factors = [root for *_, root in several]
             spread = 4 * self.replay.factor_u * max(map(abs, factors))
@@ -119,7 +119,7 @@ class Prediction:
             found += [(key, self.replay.parts[key], factors[0])] if together else several
         return found
 
-    def _way(self, extra: Extra, rank: int, t: int, key: Key) -> float:
+    def _way(self, extra: Extra, rank: int, t: int, key: Place) -> float:
         """How much of a microbatch is left in tensor ``t`` on a rank, whatever its root factor."""
         r, k = key
         held = self._path(t)

@@ -27,7 +27,7 @@ from equivtest.diagnose.expected import (
     optimizers_of,
 )
 from equivtest.diagnose.horizon import stretched
-from equivtest.diagnose.moves import Counts, Moves, hypotheses
+from equivtest.diagnose.moves import Counted, Moves, hypotheses
 from equivtest.observe.trace import Event, Trace
 
 
@@ -52,7 +52,7 @@ def _diagnosed(
     evidence: Evidence,
     findings: Sequence[Finding],
     timeline: Timeline,
-    counts: Counts,
+    counts: Counted,
     seen: _Seen,
 ) -> Iterator[Diagnosis]:
     if _reproduces(timeline, counts.due, seen):
@@ -99,10 +99,10 @@ def _seen(evidence: Evidence) -> _Seen:
     return _Seen(at, after if complete and not set_by_hand else None)
 
 
-def _counts(evidence: Evidence) -> Counts:
+def _counts(evidence: Evidence) -> Counted:
     trace, n = evidence.traces[0], len(evidence.updates)
     unit, groups = evidence.experiment.scheduler_unit, [one.used for one in evidence.updates]
-    return Counts(
+    return Counted(
         microbatches=tuple(len(update.microbatches) for update in trace.updates[:n]),
         applied=tuple(update.applied for update in trace.updates[:n]),
         due=tuple(scheduler_calls(unit, trace, groups, u) for u in range(n + 1)),
@@ -147,7 +147,7 @@ def _named(
     evidence: Evidence,
     findings: Sequence[Finding],
     timeline: Timeline,
-    counts: Counts,
+    counts: Counted,
     seen: _Seen,
     fitting: Sequence[Moves],
 ) -> Iterator[Diagnosis]:
@@ -168,7 +168,7 @@ def _named(
 
 
 def _horizon(
-    evidence: Evidence, findings: Sequence[Finding], counts: Counts, seen: _Seen
+    evidence: Evidence, findings: Sequence[Finding], counts: Counted, seen: _Seen
 ) -> Iterator[Diagnosis]:
     """A schedule that is called when it is due, and whose horizon is counted in microbatches."""
     A = evidence.case.plan.A

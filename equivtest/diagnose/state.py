@@ -20,7 +20,7 @@ from equivtest.observe.trace import Tensors, UpdateTrace
 
 
 @dataclass(frozen=True)
-class Moves:
+class Called:
     """A hypothesis on the calls in an update.
 
     Attributes:
@@ -35,10 +35,10 @@ class Moves:
 
 
 HYPOTHESES = (
-    Moves(Cause.EMA_NEVER, lambda _: (0, 0), "it did not move"),
-    Moves(Cause.EMA_BEFORE_UPDATE, lambda _: (1, 0), "it moved before the update"),
+    Called(Cause.EMA_NEVER, lambda _: (0, 0), "it did not move"),
+    Called(Cause.EMA_BEFORE_UPDATE, lambda _: (1, 0), "it moved before the update"),
     *(
-        Moves(Cause.EMA_PER_MICROBATCH, calls, "it moved once per microbatch", least=2)
+        Called(Cause.EMA_PER_MICROBATCH, calls, "it moved once per microbatch", least=2)
         for calls in (lambda A: (A - 1, 1), lambda A: (A, 0), lambda A: (0, A))
     ),
 )
@@ -75,7 +75,7 @@ def average(evidence: Evidence) -> Iterator[Diagnosis]:
 
 
 def _reproduces(
-    evidence: Evidence, moves: Moves, updates: Sequence[UpdateTrace], beside: set[int]
+    evidence: Evidence, moves: Called, updates: Sequence[UpdateTrace], beside: set[int]
 ) -> bool:
     """Every average is what these calls make of the one before, of applied updates at least."""
     case = evidence.case
