@@ -12,6 +12,8 @@ from torch.amp import GradScaler
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
+from equivtest.distance import dense
+from equivtest.loops import several
 from equivtest.observe.building import divided
 from equivtest.observe.operations import clip_factor
 from equivtest.observe.recording import Recording
@@ -145,8 +147,28 @@ class UpdateRecording(Recording):
         """Only where there is a gradient: a second clearing changes nothing."""
         parameters = held_by(owner)
         self._clears = any(p.grad is not None for p in parameters)
+        if self._skips_by_hand():
+            self._skip_by_hand(owner)
         if self._clears:
             self._operation("zero", parameters=self._model.concerned(parameters))
+
+    def _skips_by_hand(self) -> bool:
+        """A group's gradient is cleared that is not finite, and no update was attempted with it."""
+        update = self._open
+        planned = self._planned[update.number] if update.number < len(self._planned) else 0
+        if not self._clears or update.attempted or not len(update.used()) == planned > 0:
+            return False
+        held = [g for g in self._model.gradients().values() if g is not None]
+        return not all(bool(dense(g).isfinite().all()) for g in held)
+
+    def _skip_by_hand(self, owner: Optimizer | nn.Module) -> None:
+        skipped: list[Optimizer] = several(self._rank.optimizer)
+        if isinstance(owner, Optimizer) and all(owner is not one for one in skipped):
+            skipped = [owner]  # the loop's own
+        for optimizer in skipped:
+            self._attempt(optimizer)
+        self._open.after = self._model.parameters()
+        self._event("update skipped", "by hand")
 
     def _on_module_zero(self, *_: Any, **__: Any) -> None:
         if self._clears:

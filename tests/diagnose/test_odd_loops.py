@@ -318,6 +318,54 @@ def test_what_becomes_of_a_gradient_after_its_clip_is_said(
     assert any(f.cause == "differs.clip" and says in f.text for f in found.findings)
 
 
+# -- a skip by hand
+
+
+def skipping_by_hand(rank: Rank) -> None:
+    """A guard that leaves an update out whose gradient is not finite."""
+    for group in rank.groups:
+        accumulated(rank, group)
+        norms = [p.grad.norm() for p in rank.module.parameters()]
+        if torch.stack(norms).isfinite().all():
+            updated(rank)
+        cleared(rank)
+
+
+def skipping_a_finite_one(rank: Rank) -> None:
+    for group in rank.groups:
+        accumulated(rank, group)
+        if group.update != 1:
+            updated(rank)
+        cleared(rank)
+
+
+def with_an_infinite_target() -> Experiment:
+    """That of example 15, which is in the second update."""
+    given = experiment(scaler=None)
+    data = [dict(example) for _ in range(2) for example in given.data]
+    data[15]["y"] = torch.full((2,), torch.inf)
+    return replace(given, data=data, updates=2)
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize("plan", [PLAN, EQUAL], ids=str)
+def test_a_skip_by_hand_of_what_is_not_finite_is_right(plan: Plan, precision: str) -> None:
+    found = verdict(with_an_infinite_target(), plan, skipping_by_hand, precision)
+    assert found.status == "equivalent", found.explain()
+    assert [row.applied for row in found.updates].count(False) == 1
+
+
+def test_an_infinite_gradient_that_is_applied_is_not() -> None:
+    """The large batch has it as well: it is the experiment's."""
+    found = verdict(with_an_infinite_target(), PLAN, accumulate)
+    assert found.status == "unexplained"
+    assert "the experiment itself diverges" in found.findings[0].text
+
+
+def test_a_skip_by_hand_of_what_is_finite_is_a_fault() -> None:
+    assert verdict(experiment(scaler=None), PLAN, skipping_a_finite_one).status == "fault"
+
+
 # -- one mistake, one name
 
 
