@@ -128,6 +128,13 @@ def multiple(given: MaybeTensors, of: MaybeTensors) -> float:
     return above / below if below > 0 and math.isfinite(above) else 0.0
 
 
+def times(gradients: Mapping[str, Tensor | None], number: float) -> dict[str, Tensor | None]:
+    """By name, each in its dtype."""
+    return {
+        n: None if g is None else (g.double() * number).to(g.dtype) for n, g in gradients.items()
+    }
+
+
 def _plain(tensor: Tensor | None) -> TypeGuard[Tensor]:
     return (
         tensor is not None

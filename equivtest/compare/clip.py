@@ -79,5 +79,6 @@ def _relation(update: UpdateTrace, clip: Clip, off: float) -> str:
     times = multiple(list(received.values()), list(wanted.values()))
     scaled = {n: None if g is None else dense(g) * times for n, g in wanted.items()}
     if times and apart(received, scaled) <= clip.tolerance(update) + SAME:
-        return f"{times:.6g} times the clipped gradient: it was multiplied after the clip"
+        how = ": it was multiplied after the clip" if update.clip_bounds else ""
+        return f"{times:.6g} times the clipped gradient{how}"
     return f"{off:.3g} of its norm away from the clipped gradient"

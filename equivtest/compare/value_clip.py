@@ -17,7 +17,7 @@ from torch import Tensor
 
 from equivtest.arms.replay import Replay
 from equivtest.compare.continuity import all_same
-from equivtest.distance import apart, dense
+from equivtest.distance import apart, dense, multiple, times
 from equivtest.observe.trace import Gradients, UpdateTrace
 from equivtest.precision import half_subnormal, unit_roundoff
 
@@ -108,9 +108,7 @@ class ValueClip:
         A loop that clips by hand may take out the scale by hand as well, and clamp before that: at
         each it rounds once more than what it is compared with.
         """
-        dtypes = [g.dtype for g in update.clipped.values() if g is not None]
-        u = max(map(unit_roundoff, dtypes), default=0.0)
-        return 0.0 if update.clip_bounds else BY_HAND_UNITS * u
+        return 0.0 if update.clip_bounds else BY_HAND_UNITS * max(_roundoffs(update), default=0.0)
 
     def active(self, update: UpdateTrace) -> bool:
         """Some element of the gradient is beyond the bound."""
@@ -120,6 +118,32 @@ class ValueClip:
         """What is compared with the bound, in words."""
         largest = max(map(_largest, _held(update, update.gradient).values()), default=0.0)
         return f"the gradient's largest element is {largest:.4g}"
+
+    def multiplied(self, update: UpdateTrace) -> dict[str, Tensor | None] | None:
+        """The gradient before a clip by hand, where what was accumulated was multiplied before it.
+
+        The elements within the bound tell by what number; None where that does not give the others,
+        or nothing was multiplied.
+        """
+        given, received = _held(update, update.gradient), _held(update, update.clipped)
+        if all_same(received, given):
+            return None
+        within = {n: self._within(g) for n, g in received.items() if g is not None}
+        number = multiple(
+            [_where(within.get(n), g) for n, g in received.items()],
+            [_where(within.get(n), given.get(n)) for n in received],
+        )
+        if number <= 0:
+            return None
+        before = times(update.gradient, number)
+        largest = max(_roundoffs(update), default=0.0)
+        off = apart(received, self.clipped({n: before.get(n) for n in received}))
+        return before if off <= BY_HAND_UNITS * largest else None
+
+    def _within(self, received: Tensor) -> Tensor:
+        """Elements that no clamp can have made."""
+        room = 2 * BY_HAND_UNITS * unit_roundoff(received.dtype)
+        return dense(received).abs() < self.bound * (1 - room)
 
     def received(self, update: UpdateTrace, plan: Gradients) -> Clamped:
         """The gradient as read from what the optimizer received.
@@ -149,6 +173,17 @@ class ValueClip:
 def _held(update: UpdateTrace, gradient: Gradients) -> dict[str, Tensor | None]:
     held = {name for optimizer in update.optimizers for name in optimizer.names}
     return {name: g for name, g in gradient.items() if name in held}
+
+
+def _roundoffs(update: UpdateTrace) -> list[float]:
+    return [unit_roundoff(g.dtype) for g in update.clipped.values() if g is not None]
+
+
+def _where(mask: Tensor | None, gradient: Tensor | None) -> Tensor | None:
+    """The gradient with zeros elsewhere."""
+    if mask is None or gradient is None:
+        return None
+    return torch.where(mask, dense(gradient), 0.0)
 
 
 def _largest(gradient: Tensor | None) -> float:

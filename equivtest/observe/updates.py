@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.amp import GradScaler
 from torch.optim import Optimizer
-from torch.utils.hooks import RemovableHandle
 
 from equivtest.distance import dense
 from equivtest.loops import several
@@ -40,7 +40,7 @@ class UpdateRecording(Recording):
         self._scaler: GradScaler | None = None
         self._closures = 0
         self._clears = False
-        self._behind: dict[int, RemovableHandle] = {}
+        self._hooks: dict[int, dict[int, Callable[..., Any]]] = {}
 
     # -- loss scale
 
@@ -239,9 +239,17 @@ class UpdateRecording(Recording):
 
     def _refresh_behind_its_hooks(self, optimizer: Optimizer) -> None:
         """Hooks of the optimizer's own run next, and one of them may clip or divide."""
-        if optimizer._optimizer_step_pre_hooks:
-            last = optimizer.register_step_pre_hook(lambda *_: self._refresh(optimizer))
-            self._behind[id(optimizer)] = last
+        hooks = optimizer._optimizer_step_pre_hooks
+        kept = self._hooks.setdefault(id(optimizer), {})
+        for key, hook in hooks.items():
+            if key not in kept:
+                kept[key] = hook
+                hooks[key] = partial(self._followed, hook)
+
+    def _followed(self, hook: Callable[..., Any], optimizer: Optimizer, *given: Any) -> Any:
+        changed = hook(optimizer, *given)
+        self._refresh(optimizer)
+        return changed
 
     def _refresh(self, optimizer: Optimizer) -> None:
         """The optimizer runs now: a scaler may have unscaled since the attempt."""
@@ -263,8 +271,8 @@ class UpdateRecording(Recording):
 
     def _on_updated(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         self._again = False
-        if id(optimizer) in self._behind:
-            self._behind.pop(id(optimizer)).remove()
+        hooks = optimizer._optimizer_step_pre_hooks
+        hooks.update({k: h for k, h in self._hooks.pop(id(optimizer), {}).items() if k in hooks})
         update = self._open
         seen = update.optimizers.get(id(optimizer))
         if seen is None:
