@@ -71,6 +71,41 @@ def check(
         raise ValueError(f"timeout_s={timeout_s!r}: pass a number of seconds above 0, or None")
     if pool is not None:
         an_instance("pool", pool, Pool, "an equivtest.pool.Pool, or None for the session's own")
+    where: dict[str, Any] = {
+        "precision": precision,
+        "device": device,
+        "share_gpus": share_gpus,
+        "pool": pool,
+    }
+    once: Callable[..., Verdict] = partial(
+        _once, loop=loop, wrap=wrap, timeout_s=timeout_s, **where
+    )
+    verdict = once(experiment, plan, isolate=isolate)
+    verdict = settled(verdict, experiment, plan, partial(once, isolate="never"))
+    verdict = replace(verdict, expect=expected, duration_s=time.perf_counter() - began)
+    if not sensitivity:
+        return verdict
+    from equivtest.sensitivity import measure  # and all planted faults, which few sessions need
+
+    patience = timeout_s or max(LEAST_PATIENCE_S, PATIENCE * verdict.duration_s)
+    planted = partial(check, experiment, plan, isolate="never", timeout_s=patience, **where)
+    return replace(verdict, sensitivity=measure(planted, experiment, plan, precision))
+
+
+def _once(
+    experiment: Experiment,
+    plan: Plan,
+    *,
+    loop: Callable[[Rank], None] | None,
+    wrap: Callable[[Any], Any] | None,
+    isolate: str,
+    precision: str,
+    device: str,
+    share_gpus: bool,
+    timeout_s: float | None,
+    pool: Pool | None,
+) -> Verdict:
+    """One run of the loop, judged."""
     case = case_of(
         experiment,
         plan,
@@ -83,28 +118,9 @@ def check(
     shared = Shared(experiment)  # anew each time: what a caller changed in between must be seen
     try:
         case = replace(case, digest=shared.digest)
-        verdict = _verdict(pool or current_pool(), experiment, shared, case, share_gpus, timeout_s)
+        return _verdict(pool or current_pool(), experiment, shared, case, share_gpus, timeout_s)
     except Unsendable:
         raise TypeError(not_sendable(experiment, case)) from None
-    again = partial(
-        check,
-        precision=precision,
-        isolate="never",
-        device=device,
-        share_gpus=share_gpus,
-        pool=pool,
-    )
-    verdict = settled(
-        verdict, experiment, plan, partial(again, loop=loop, wrap=wrap, timeout_s=timeout_s)
-    )
-    verdict = replace(verdict, expect=expected, duration_s=time.perf_counter() - began)
-    if not sensitivity:
-        return verdict
-    from equivtest.sensitivity import measure  # and all planted faults, which few sessions need
-
-    patience = timeout_s or max(LEAST_PATIENCE_S, PATIENCE * verdict.duration_s)
-    planted = partial(again, experiment, plan, timeout_s=patience)
-    return replace(verdict, sensitivity=measure(planted, experiment, plan, precision))
 
 
 def _verdict(

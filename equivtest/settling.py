@@ -38,15 +38,13 @@ def settled(verdict: Verdict, experiment: Experiment, plan: Plan, run: Run) -> V
 
 
 def probe_plan(plan: Plan, examples: int) -> Plan | None:
-    """A plan with as many replicas, and m, A and D pairwise different; None where it is one itself.
+    """A plan with as many replicas and another A, its sizes pairwise different; None if none fits.
 
     Args:
         examples: how many there are: the plan must fit them.
     """
-    if plan.D == 1 or len({plan.m, plan.A, plan.D}) == 3:
-        return None
     for A, m in product((3, 2, 4, 5), (5, 4, 3, 2, 1)):
-        if len({m, A, plan.D}) == 3 and m * A * plan.D <= examples:
+        if len({m, A, plan.D}) == 3 and A != plan.A and m * A * plan.D <= examples:
             return replace(plan, m=m, A=A)
     return None
 

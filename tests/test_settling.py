@@ -70,8 +70,8 @@ def test_where_no_probe_fits_the_readings_stay() -> None:
     [
         (Plan(2, 2, 2), Plan(5, 3, 2)),  # 30 examples
         (Plan(2, 3, 3), Plan(5, 2, 3)),  # A = 3 is taken by D
-        (Plan(2, 3, 4), None),  # tells already
-        (Plan(2, 2, 1), None),  # one replica: nothing to confuse A with
+        (Plan(2, 3, 4), Plan(5, 2, 4)),  # another A even so: calls may be counted by it
+        (Plan(2, 2, 1), Plan(5, 3, 1)),
     ],
     ids=str,
 )

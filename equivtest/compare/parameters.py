@@ -103,7 +103,7 @@ class ParameterJudge:
 
         A loop that sets them at the top of an update leaves those of its last one, which nothing
         uses any more: they are right too, but where the schedule had not moved until then and
-        nothing tells such a loop from one that never calls it.
+        no call was seen: nothing tells such a loop from one that never calls it.
         """
         updates = self._trace.updates
         if self._clip is not None and not self._clipped and updates:
@@ -114,7 +114,9 @@ class ParameterJudge:
         if len(updates) != len(self._case.groups):
             return []
         last = self._wanted()
-        moved = any(_odd(a, b) for a, b in zip(self._first, last, strict=True))
+        moved = any(_odd(a, b) for a, b in zip(self._first, last, strict=True)) or any(
+            event.kind == "scheduler" for event in self._trace.events
+        )
         self._advance(len(updates))
         found: list[Finding] = []
         for groups in self._trace.groups_after:

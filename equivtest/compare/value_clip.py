@@ -133,10 +133,10 @@ class ValueClip:
             [_where(within.get(n), g) for n, g in received.items()],
             [_where(within.get(n), given.get(n)) for n in received],
         )
-        if number <= 0:
+        largest = max(_roundoffs(update), default=0.0)
+        if number <= 0 or abs(number - 1) <= 2 * BY_HAND_UNITS * largest:
             return None
         before = times(update.gradient, number)
-        largest = max(_roundoffs(update), default=0.0)
         off = apart(received, self.clipped({n: before.get(n) for n in received}))
         return before if off <= BY_HAND_UNITS * largest else None
 

@@ -166,16 +166,24 @@ def _padding(
         added = times.total() - n
         size = max(map(len, read[0].ids))
         equal = len({len(one.sequence(r)) for r in range(D)}) == 1
-        fills = one.ended and len(times) == n and 0 < added < size * D and equal
+        uneven = _uneven(n, D, size if size in evidence.case.plan.sizes else 1)
+        fills = uneven and one.ended and len(times) == n and 0 < added < size * D and equal
         if not fills or any(not at_end[i] for i in twice):
             continue
         text = (
-            f"{n} examples do not come out even over {D} replicas, and examples {some(twice)} "
+            f"{n} examples do not come out even over {uneven}, and examples {some(twice)} "
             f"came again in update {last} to fill them up: {times.total()} were used"
         )
         updates = {g.update for g in groups if last < len(groups) and g.epoch == groups[last].epoch}
         covers = (Covers({Cause.EXAMPLES}, updates), *_padded_counters(evidence, last))
         yield Diagnosis(Cause.PADDING_DUPLICATES, text, covers, update=last)
+
+
+def _uneven(n: int, D: int, m: int) -> str:
+    """What so many examples do not come out even over, in words; empty where they do."""
+    if n % D:
+        return f"{D} replicas"
+    return f"{D} batches of {m}" if n % (m * D) else ""
 
 
 def _padded_counters(evidence: Evidence, last: int) -> tuple[Covers, ...]:

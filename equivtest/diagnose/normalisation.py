@@ -18,13 +18,16 @@ from torch.utils.data import default_collate
 from equivtest.causes import Cause
 from equivtest.compare import figures
 from equivtest.diagnose.evidence import Evidence, UpdateEvidence
-from equivtest.diagnose.forms import Reading, Setting, readings
+from equivtest.diagnose.forms import SCALARS, Reading, Setting, readings
 from equivtest.diagnose.roots import Roots, Term
 
 PASSED = 1e-3
 """What a reading may be off from 1 in an update that is the plan's: far above what comparison A
 lets pass, far below what any reading says where it says something."""
 
+
+VARYING = 4.0
+"""Tolerances of a weight by which those of several causes must differ, to be told from one."""
 
 MEANS = frozenset({Cause.LOCAL_DENOMINATOR_DP, Cause.MEAN_OF_MEANS_BOTH, Cause.MEAN_OF_MEANS_ACCUM})
 """Means of means: over examples, where every example counts alike, it is those that are unequal."""
@@ -59,7 +62,11 @@ def normalisation(evidence: Evidence, weights: Mapping[int, Roots]) -> Named | N
     for term in terms:
         settings = {one.u: _setting(evidence, one, term) for one in evidence.updates}
         every = readings(list(settings.values()))
-        own = [r for r in every if _fits(r, term, settings, weights, passed)]
+        own = [
+            r
+            for r in every
+            if _fits(r, term, settings, weights, passed) and _told_apart(r, settings, off)
+        ]
         if fitting is None:
             fitting = own
         else:
@@ -67,6 +74,26 @@ def normalisation(evidence: Evidence, weights: Mapping[int, Roots]) -> Named | N
     if not fitting:
         return None
     return _chosen(fitting, evidence, off)
+
+
+def _told_apart(
+    reading: Reading, settings: Mapping[int, Setting], off: Mapping[int, Roots]
+) -> bool:
+    """Several causes are told where the weights that they give are not one number.
+
+    Any number is a product of others; ``SCALARS`` alone are two sizes that are known.
+    """
+    if len(reading.causes) < 2 or reading.causes == SCALARS:
+        return True
+    tolerance = max(one.tolerance for one in off.values())
+    given = [
+        reading.weight(setting, r, k)
+        for setting in settings.values()
+        for r, replica in enumerate(setting.supervised)
+        for k, count in enumerate(replica)
+        if count
+    ]
+    return max(given) - min(given) > VARYING * tolerance * max(map(abs, given))
 
 
 def _fits(
@@ -101,7 +128,8 @@ def _chosen(
     fewest = min(len(one.causes) for one in fitting)
     best = [one for one in fitting if len(one.causes) == fewest]
     first = best[0]
-    others = [c for one in best[1:] for c in one.causes if c not in first.causes]
+    # One of several causes may hold on a probe plan where the others do not: that settles nothing.
+    others = [c for one in best[1:] for c in one.causes if c not in first.causes and fewest == 1]
     causes = tuple(sorted(first.causes))
     if first.causes & MEANS and _counts_are_examples(evidence):
         causes = tuple(Cause.MEAN_OF_MEANS_SAMPLES if c in MEANS else c for c in causes)

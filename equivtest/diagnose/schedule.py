@@ -57,10 +57,16 @@ def _diagnosed(
 ) -> Iterator[Diagnosis]:
     if _reproduces(timeline, counts.due, seen):
         return
-    fitting = [m for m in hypotheses(counts) if _reproduces(timeline, m.at, seen)]
+    called = _called(evidence.traces[0], len(evidence.updates))
+    several = len(evidence.traces[0].groups_after) > 1  # whose calls these are is not known
+    fitting = [
+        m
+        for m in hypotheses(counts)
+        if _reproduces(timeline, m.at, seen) and (several or not _off(timeline, m.at, seen, called))
+    ]
     if fitting:
         yield from _named(evidence, findings, timeline, counts, seen, fitting)
-    else:
+    elif several or not _off(timeline, counts.due, seen, called):
         yield from _horizon(evidence, findings, counts, seen)
 
 

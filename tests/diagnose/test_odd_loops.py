@@ -6,6 +6,8 @@ import contextlib
 import copy
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
+from typing import Any
 
 import pytest
 import torch
@@ -22,6 +24,7 @@ from diagnose.event_cases import (
 from diagnose.test_schedule import SCHEDULED
 from diagnose.test_state import AVERAGED
 from torch import Tensor, nn
+from torch.nn import functional as F
 from torch.nn.utils import clip_grad_norm_, get_total_norm
 
 from equivtest import Experiment, Group, Loss, Plan, Rank
@@ -31,6 +34,10 @@ from equivtest.observe.handed import HandedOut
 from equivtest.observe.memory import GraphMemory, LivingGraphs
 
 PRECISIONS = ["fp64", "fp32", "bf16-mixed"]
+
+
+def momentum(module: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.SGD(module.parameters(), lr=0.1, momentum=0.9)
 
 
 # -- the schedule at the top of an update
@@ -106,6 +113,32 @@ def test_one_of_microbatches_that_moves_with_updates_is_a_fault() -> None:
             scheduler.step()
 
     assert verdict(given, PLAN, per_update).status == "fault"
+
+
+def halving(every: int) -> Callable[[torch.optim.Optimizer], Any]:
+    return lambda optimizer: torch.optim.lr_scheduler.StepLR(optimizer, every, gamma=0.5)
+
+
+def second_updates_alone(rank: Rank) -> None:
+    scheduler, rank.scheduler = rank.scheduler, None
+    for group in rank.groups:
+        accumulated(rank, group)
+        finish(rank)
+        if group.update % 2:
+            scheduler.step()
+
+
+@pytest.mark.parametrize("updates", [2, 3])
+def test_a_schedule_at_the_top_may_be_flat_until_the_end(updates: int) -> None:
+    given = experiment(scheduler=halving(updates), updates=updates, optimizer=momentum)
+    assert verdict(given, PLAN, scheduled_at_the_top).status == "equivalent"
+    assert causes(given, PLAN, never_scheduled) == {"sched.never"}
+
+
+@pytest.mark.parametrize(("plan", "updates"), [(PLAN, 3), (EQUAL, 4)], ids=str)
+def test_calls_that_were_seen_refuse_a_reading(plan: Plan, updates: int) -> None:
+    given = experiment(scheduler=halving(2), updates=updates, optimizer=momentum)
+    assert causes(given, plan, second_updates_alone) == {"differs.hyperparameters"}
 
 
 # -- gradients without backward()
@@ -318,6 +351,120 @@ def test_what_becomes_of_a_gradient_after_its_clip_is_said(
     assert any(f.cause == "differs.clip" and says in f.text for f in found.findings)
 
 
+def clamped_by_hand(times: float) -> Callable[[Rank], None]:
+    """Its own sums, divided, ``times`` over, and clamped."""
+
+    def loop(rank: Rank) -> None:
+        for group in rank.groups:
+            gradients = own_sums(rank, group)
+            torch._foreach_mul_(gradients, times * rank.D / float(group.count))
+            for gradient in gradients:
+                gradient.clamp_(-rank.clip_value, rank.clip_value)
+            updated(rank)
+            cleared(rank)
+
+    return loop
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize("plan", [PLAN, EQUAL], ids=str)
+def test_a_clamp_by_hand_hides_no_factor(plan: Plan, precision: str) -> None:
+    """But where all elements are beyond the bound, and every factor gives the same update."""
+    tight = experiment(scaler=None, clip_value=0.005, optimizer=momentum)
+    assert verdict(tight, plan, clamped_by_hand(1.0), precision).status == "equivalent"
+    given = replace(tight, clip_value=0.02)
+    assert verdict(given, plan, clamped_by_hand(1.0), precision).status == "equivalent"
+    for times in (0.7, 0.8, 1.1, 1.5):
+        assert verdict(given, plan, clamped_by_hand(times), precision).status == "fault"
+
+
+def clipped_by_hand(
+    rank: Rank, divide: float = 1.0, bound: float = 1.0, clips: bool = True
+) -> None:
+    """Divided and clipped with a norm that no hook sees, each times a factor that may be wrong."""
+    for group in rank.groups:
+        gradients = own_sums(rank, group)
+        torch._foreach_mul_(gradients, divide * rank.D / float(group.count))
+        size = float(sum((g * g).sum() for g in gradients).sqrt())
+        if clips:
+            torch._foreach_mul_(gradients, min(1.0, bound * rank.clip_norm / (size + 1e-6)))
+        updated(rank)
+        cleared(rank)
+
+
+@pytest.mark.parametrize(
+    ("bound", "loop", "named"),
+    [
+        (0.1, partial(clipped_by_hand, bound=1.01), "differs.clip"),
+        (0.1, partial(clipped_by_hand, clips=False), "clip.missing"),
+        (50.0, partial(clipped_by_hand, divide=0.9), "differs.gradient"),
+        (50.0, partial(clipped_by_hand, divide=0.9, clips=False), "differs.gradient"),
+        (50.0, partial(clipped_by_hand, divide=0.5), "norm.missing_world_size"),
+    ],
+)
+@pytest.mark.parametrize("precision", ["fp64", "fp32"])
+def test_what_is_divided_by_hand_is_not_called_undivided(
+    bound: float, loop: Callable[[Rank], None], named: str, precision: str
+) -> None:
+    assert causes(replace(CLIPPED, clip_norm=bound), PLAN, loop, precision) == {named}
+
+
+@pytest.mark.parametrize("bound", [0.444, 0.445, 0.446, 0.447])
+def test_a_norm_at_the_bound_may_be_on_either_side_of_it(bound: float) -> None:
+    """The gradient's norm is 0.4444, and under autocast rounds by as much as 0.4 %."""
+    given = replace(CLIPPED, clip_norm=bound, optimizer=momentum)
+    assert verdict(given, PLAN, clipped_by_hand, "bf16-mixed").status == "equivalent"
+
+
+def hook_that_removes_itself(rank: Rank) -> None:
+    for group in rank.groups:
+        accumulated(rank, group)
+        held: list[Any] = []
+
+        def clip(*_: Any, held: list[Any] = held) -> None:
+            clip_grad_norm_(rank.module.parameters(), rank.clip_norm)
+            held[0].remove()
+
+        held.append(rank.optimizer.register_step_pre_hook(clip))
+        updated(rank)
+        cleared(rank)
+
+
+def clipped_twice(rank: Rank) -> None:
+    for group in rank.groups:
+        accumulated(rank, group)
+        for bound in (10 * rank.clip_norm, rank.clip_norm):
+            clip_grad_norm_(rank.module.parameters(), bound)
+        updated(rank)
+        cleared(rank)
+
+
+def hook_of_each(rank: Rank) -> None:
+    """Of two optimizers, each of which clips the whole model before it runs."""
+    held, bound = list(rank.module.parameters()), rank.clip_norm
+    for optimizer in rank.optimizer.values():
+        optimizer.register_step_pre_hook(lambda *_: clip_grad_norm_(held, bound) and None)
+    for group in rank.groups:
+        accumulated(rank, group)
+        updated(rank)
+        cleared(rank)
+
+
+def two_optimizers(module: nn.Module) -> dict[str, torch.optim.Optimizer]:
+    return {
+        "first": torch.optim.SGD(module.first.parameters(), lr=0.1),
+        "last": torch.optim.SGD(module.last.parameters(), lr=0.1),
+    }
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_clips_in_turn_are_one_clip(precision: str) -> None:
+    assert verdict(CLIPPED, PLAN, hook_that_removes_itself, precision).status == "equivalent"
+    assert verdict(CLIPPED, PLAN, clipped_twice, precision).status == "equivalent"
+    given = replace(CLIPPED, optimizer=two_optimizers)
+    assert verdict(given, PLAN, hook_of_each, precision).status == "equivalent"
+
+
 # -- a skip by hand
 
 
@@ -471,6 +618,74 @@ def test_half_of_one_element_each_is_not_one_more_count() -> None:
     assert causes(given, Plan(2, 1, 3), halved) == {"differs.gradient"}
 
 
+class Tokens(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(20, 8)
+        self.head = nn.Linear(8, 20)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return self.head(torch.tanh(self.embed(tokens)))
+
+
+def next_token(model: nn.Module, lines: Tensor) -> Loss:
+    total = F.cross_entropy(
+        model(lines[:, :-1]).flatten(0, 1), lines[:, 1:].flatten(), reduction="sum"
+    )
+    return Loss(total, count=lines[:, 1:].numel())
+
+
+def scaled(times: float) -> Callable[[Rank], None]:
+    def loop(rank: Rank) -> None:
+        for group in rank.groups:
+            for k, batch in enumerate(group):
+                last = k == len(group) - 1
+                with contextlib.nullcontext() if last else rank.model.no_sync():
+                    (right(rank, group, batch) * times).backward()
+            finish(rank)
+
+    return loop
+
+
+@pytest.mark.parametrize(
+    ("length", "times", "plan"),
+    [
+        (5, 2 / 3, PLAN),
+        (5, 4 / 3, PLAN),
+        (5, 0.4, PLAN),
+        (5, 0.2, EQUAL),
+        (3, 1 / 3, EQUAL),
+        (3, 1 / 6, Plan(3, 4, 1)),
+    ],
+)
+def test_any_number_is_a_product_and_has_no_name_for_that(
+    length: int, times: float, plan: Plan
+) -> None:
+    """Lines of one length: means over anything are numbers."""
+    drawn = torch.Generator().manual_seed(1)
+    lines = [torch.randint(1, 20, (length,), generator=drawn) for _ in range(48)]
+    given = Experiment(Tokens, lines, next_token, optimizer=momentum, updates=2)
+    assert causes(given, plan, scaled(times)) == {"differs.gradient"}
+
+
+def overlapping_halves(rank: Rank) -> None:
+    for group in rank.groups:
+        for batch in group:
+            n = len(batch["x"])
+            for first, end in ((0, n // 2 + 1), (n // 2, n)):
+                part = {name: held[first:end] for name, held in batch.items()}
+                right(rank, group, part).backward()
+        averaged(rank)
+        updated(rank)
+        cleared(rank)
+
+
+def test_rows_that_overlap_are_no_padding() -> None:
+    """12 examples come out even over 2 replicas and in batches of 6."""
+    found = causes(experiment(scaler=None), Plan(6, 1, 2), overlapping_halves, wrap=bare)
+    assert found == {"differs.examples", "differs.counters"}
+
+
 def calls(rank: Rank, after: Callable[[Group], int]) -> None:
     """So many calls on the average after the update of a group."""
     for group in rank.groups:
@@ -491,7 +706,9 @@ def test_two_calls_after_the_update_are_not_one_a_microbatch() -> None:
     each = lambda rank: calls(rank, len)  # noqa: E731
     assert causes(AVERAGED, PLAN, twice) == {"differs.state"}
     assert causes(AVERAGED, PLAN, each) == {"state.ema_per_microbatch"}
-    # At A = 2 they are the same, and a probe plan with A = 3 tells.
+    assert causes(AVERAGED, PLAN, lambda rank: calls(rank, lambda group: 3)) == {"differs.state"}
+    assert causes(AVERAGED, Plan(2, 2, 3), twice) == {"differs.state"}
+    # At A = 2 they are the same, and a probe plan with another A tells.
     assert causes(AVERAGED, EQUAL, twice) == {"differs.state"}
     assert causes(AVERAGED, EQUAL, each) == {"state.ema_per_microbatch"}
 
