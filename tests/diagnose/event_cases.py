@@ -23,6 +23,8 @@ PLAN = Plan(2, 3, 2)
 EQUAL = Plan(2, 2, 2)
 """A = D: a scalar does not tell them apart."""
 
+PRECISIONS = ("fp64", "fp32", "bf16-mixed")
+
 
 class Net(nn.Module):
     def __init__(self) -> None:
@@ -58,6 +60,10 @@ def _dtype(model: nn.Module) -> torch.dtype:
 
 def adamw(model: nn.Module) -> torch.optim.Optimizer:
     return torch.optim.AdamW(model.parameters(), lr=0.05, weight_decay=0.1)
+
+
+def momentum(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
 
 
 def experiment(**more: Any) -> Experiment:
