@@ -91,6 +91,8 @@ class Replay:
         dtypes: floating dtypes that autograd saved in the forwards, where they were watched.
         shared: the forwards and root factors were the candidate's, bit for bit, and no loss went
             backward in parts; where a factor was 0, the plan's is in its place.
+        parted: a loss went backward in parts, or by ``torch.autograd.grad``: no bits are shared,
+            however near the two are.
         alike: the forwards were the candidate's but for their rounding, never bit for bit: those of
             all replicas in one (``synchronised``).
         overflowing: first replica whose own sum is not finite in the case's dtype, where the loss
@@ -115,6 +117,7 @@ class Replay:
     terms: dict[tuple[int, int], tuple[str | None, ...]] = field(default_factory=dict)
     dtypes: frozenset[str] = frozenset()
     shared: bool = True
+    parted: bool = False
     alike: bool = False
     overflowing: int | None = None
     buffers: tuple[Tensors, ...] = ()
@@ -220,14 +223,11 @@ class _Replaying:
             self._keep_terms(r, k, run, share, factors, seen, buffers)
         self.out.factor_u = max(self.out.factor_u, factors.u)
         self.out.weighed &= factors.right
-        self.out.shared &= (
-            seen is not None
-            and factors.observed
-            and run.totals == seen.totals
-            # A loss that went backward in parts: each rounds, and where they parted was not seen;
-            # nor are gradients that torch.autograd.grad gave.
-            and 0 < seen.backwards <= len(seen.totals)
-        )
+        # Of a loss in parts each rounds, and where they parted was not seen; nor are gradients that
+        # torch.autograd.grad gave.
+        self.out.parted |= seen is not None and not 0 < seen.backwards <= max(len(seen.totals), 1)
+        self.out.shared &= seen is not None and factors.observed and run.totals == seen.totals
+        self.out.shared &= not self.out.parted
 
     def _backwards(
         self,

@@ -233,7 +233,7 @@ def decides(
     real = [t for t in beyond if t not in unsure]
     shared = replay.shared or (
         bool(compared)
-        and not replay.alike
+        and not (replay.alike or replay.parted)
         and median(one.distance / (one.tolerance or 1.0) for one in compared) <= 1.0
     )
     weighed = weights is not None and (

@@ -92,19 +92,25 @@ def fit(
     expected: MaybeTensors,
     gradient: MaybeTensors,
     scale: Sequence[float],
+    null: Sequence[bool] = (),
 ) -> Weights:
     """Fit the gradient by the microbatches' contributions.
 
     Args:
         parts: contribution to ``expected`` by replica and microbatch, in float64.
         scale: by tensor; tensors of scale 0 carry no information and are left out.
+        null: by tensor, zero in exact arithmetic: left out too, any weights give some rounding.
     """
+    rounding = null or [False] * len(scale)
     keys = list(parts)
     u = max((unit_roundoff(g.dtype) for g in gradient if g is not None), default=2.0**-53)
     usable = [
         t
         for t, s in enumerate(scale)
-        if 0 < s < math.inf and expected[t] is not None and _same_shape(gradient[t], expected[t])
+        if 0 < s < math.inf
+        and not rounding[t]
+        and expected[t] is not None
+        and _same_shape(gradient[t], expected[t])
     ]
     gram = torch.zeros(len(keys), len(keys), dtype=torch.float64)
     moment = torch.zeros(len(keys), dtype=torch.float64)
@@ -116,7 +122,10 @@ def fit(
     deltas = inverse @ moment
     # What the gradient does not tell may hide in a weight, up to the length of what it does tell.
     hidden = (1.0 - resolved).clamp(min=0).sqrt() * deltas.norm()
-    initial = [ratio(norm(_difference(gradient[t], expected[t])), s) for t, s in enumerate(scale)]
+    initial = [
+        0.0 if rounding[t] else ratio(norm(_difference(gradient[t], expected[t])), s)
+        for t, s in enumerate(scale)
+    ]
     left = list(initial)
     for t in usable:
         basis, residual = _columns(parts, keys, expected, gradient, t)

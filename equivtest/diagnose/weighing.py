@@ -9,7 +9,7 @@ group's left in). Where no root factor was observed the fitted weights stand for
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from equivtest.arms.replay import Replay
@@ -66,6 +66,7 @@ def weighed(
     gradients: Sequence[MaybeTensors],
     a: Sequence[AgainstReplay],
     weights: Weights | None,
+    null: Sequence[bool] = (),
 ) -> Weighed:
     """Weigh an update that comparison A does not acquit.
 
@@ -74,16 +75,18 @@ def weighed(
         gradients: by rank, in the order of ``arms.names``.
         a: comparison A of them.
         weights: fitted to them, if they were.
+        null: by tensor, zero in exact arithmetic: what it holds is rounding, and tells nothing.
     """
     kept, precision = arms.replayed(keep=True), arms.case.precision
-    beyond = frozenset(n for n, one in zip(arms.names, a, strict=True) if not one.within)
+    nothing = {t for t, is_null in enumerate(null) if is_null}
+    beyond = frozenset(arms.names[t] for t, one in enumerate(a) if not (one.within or t in nothing))
     if not kept.by_term or not all(all(finite(part)) for part in kept.by_term.values()):
         return Weighed(left=beyond)
     read = roots(seen, kept, arms.counts, precision) or _from_weights(kept, weights)
     if read is None:
         return Weighed(left=beyond)
     prediction = Prediction(arms, seen, gradients, kept, read, a)
-    extra, fine, partly = _explaining(prediction)
+    extra, fine, partly = _explaining(prediction, nothing)
     explained = frozenset(arms.names[t] for t in (*fine, *partly))
     return Weighed(
         read,
@@ -108,9 +111,12 @@ def _from_weights(replay: Replay, weights: Weights | None) -> Roots | None:
     return Roots(found, spread, "weights") if found and spread < SURE else None
 
 
-def _explaining(prediction: Prediction) -> tuple[Extra, list[int], dict[int, Extra]]:
+def _explaining(
+    prediction: Prediction, nothing: Collection[int]
+) -> tuple[Extra, list[int], dict[int, Extra]]:
     """The extra that gives most tensors, which these are, and by tensor another that gives more."""
-    every = [t for t, scale in enumerate(prediction.replay.scale) if 0 < scale < math.inf]
+    scales = enumerate(prediction.replay.scale)
+    every = [t for t, scale in scales if 0 < scale < math.inf and t not in nothing]
     extra, fine = _best(prediction, every)
     if not fine or len(fine) == len(every):
         return extra, fine, {}

@@ -213,7 +213,7 @@ class _UpdateJudge:
             self._split(loop, compared, states)
         self.findings += gradient_findings(arms.u, arms.names, states, loop.a, compared.weights)
         if "differs" in states and as_one is None:  # else it is not made of the microbatches'
-            self._weigh(loop, compared.weights)
+            self._weigh(loop, compared)
         self._losses(loss, c)
         return compared, self._rows(loop, states, compared)
 
@@ -229,7 +229,7 @@ class _UpdateJudge:
         if not loop.acquitted and c is not None:
             as_one = together(arms, loop.gradients, c)
         if not loop.acquitted and sums is None and as_one is None:
-            weights = self._weights(loop)
+            weights = self._weights(loop, () if c is None else c.null)
         return _Compared(c, sums, as_one, weights)
 
     def _states(self, loop: Loop, compared: _Compared) -> list[str]:
@@ -276,10 +276,11 @@ class _UpdateJudge:
         self.notes += told.notes
         return list(told.findings) if told.within else found
 
-    def _weigh(self, loop: Loop, weights: Weights | None) -> None:
+    def _weigh(self, loop: Loop, compared: _Compared) -> None:
         """What the gradient is made of, by microbatch and, where that does not tell, by example."""
         arms = self.arms
-        self.weighed = weighed(arms, loop.seen, loop.gradients, loop.a, weights)
+        null = () if compared.c is None else compared.c.null
+        self.weighed = weighed(arms, loop.seen, loop.gradients, loop.a, compared.weights, null)
         told = by_example(arms, loop.gradients[0]) if self.weighed.left else None
         if told is not None:
             self.example_weights = told.rows
@@ -323,12 +324,12 @@ class _UpdateJudge:
             full_floor,
         )
 
-    def _weights(self, loop: Loop) -> Weights:
+    def _weights(self, loop: Loop, null: Sequence[bool]) -> Weights:
         """Contribution weights on the rank that is furthest from the replay."""
         replay = self.arms.replay
         kept = self.arms.replayed(keep=True)
         furthest = max(loop.a, key=lambda one: over(one.distance, one.tolerance)).rank
-        weights = fit(kept.parts, replay.expected, loop.gradients[furthest], replay.scale)
+        weights = fit(kept.parts, replay.expected, loop.gradients[furthest], replay.scale, null)
         self.weight_rows = tuple(
             (self.arms.u, r, k, 1.0, weight, weights.sigma[r, k])
             for (r, k), weight in sorted(weights.found.items())

@@ -171,6 +171,15 @@ def test_a_missing_gradient_differs_whatever_c_says() -> None:
     assert decides([missing], OPAQUE, oracle(), None, precision_called("fp32")) == ["differs"]
 
 
+def test_a_loss_in_parts_shares_no_bits_however_near_most_tensors_are() -> None:
+    near, far = AgainstReplay(1e-7, 2e-7, 0), AgainstReplay(3e-7, 2e-7, 0)
+    known = precision_called("fp32")
+    three = oracle(**{k: v * 3 for k, v in vars(oracle()).items() if isinstance(v, list)})
+    assert decides([near, near, far], OPAQUE, three, None, known)[2] == "differs"
+    parted = replace(OPAQUE, parted=True)
+    assert decides([near, near, far], parted, three, None, known)[2] == "rounding"
+
+
 def test_zeros_where_the_oracle_has_something_have_vanished() -> None:
     something, zeros = torch.tensor([1e-9], dtype=torch.float64), torch.zeros(1)
     assert vanished([[zeros], [zeros]], [something], 0)

@@ -163,3 +163,16 @@ def test_as_many_weights_as_elements_explain_anything_and_say_nothing() -> None:
     assert weights.residual[0] < 1e-12  # it does explain it
     assert weights.differ() == []
     assert not weights.explain(0.1)
+
+
+def test_what_is_zero_in_exact_arithmetic_tells_no_weight() -> None:
+    """One element of rounding: six weights give any."""
+    parts = independent()
+    for part in parts.values():
+        part.append(torch.full((1,), 1e-17, dtype=torch.float64))
+    odd = [*weighed(parts, {})[:3], torch.full((1,), 1.5e-17, dtype=torch.float64)]
+    given = (parts, weighed(parts, {}), odd, scales(parts))
+    assert min(fit(*given).found.values()) < 0.5
+    found = fit(*given, null=[False] * 3 + [True])
+    assert list(found.found.values()) == pytest.approx([1.0] * 6, abs=1e-14)
+    assert max(found.initial) < 1e-15

@@ -252,3 +252,15 @@ def test_an_update_by_hand_is_said_not_to_be_seen() -> None:
     (finding, *_) = verdict(given, PLAN, by_hand).findings
     assert "attempted 0 updates" in finding.text
     assert "seen when a torch.optim.Optimizer runs" in finding.text
+
+
+# -- the plan's own epochs
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_epochs_that_drop_their_tail_in_another_order_do_not_leak(seed: int) -> None:
+    """The examples that one epoch drops may begin the next, as the plan deals them."""
+    given = experiment(scaler=None, last_group="drop", shuffle=True, updates=4, seed=seed)
+    given = replace(given, data=[*given.data, given.data[0]])
+    assert verdict(given, PLAN, accumulate).status == "equivalent"
+    assert verdict(replace(given, data=given.data[:10]), Plan(2, 2, 2), None).status == "equivalent"
