@@ -122,6 +122,10 @@ def _undivided(s: Setting, c: ByMicrobatch, r: int, k: int) -> float:
     return _total(s.supervised) / s.replicas
 
 
+def _by_batch(s: Setting, c: ByMicrobatch, r: int, k: int) -> float:
+    return float(s.examples[r][k] * s.replicas)
+
+
 def readings(settings: Sequence[Setting]) -> list[Reading]:
     """All readings for groups of one case, those with the fewest causes first.
 
@@ -136,9 +140,9 @@ def readings(settings: Sequence[Setting]) -> list[Reading]:
             _words(says, name, word),
         )
         for (own, form, says), (miscounted, name), (scaled, factor, word) in product(
-            _forms(D, A), _counts(settings), _scalars(settings, D, A)
+            _forms(settings, D, A), _counts(settings), _scalars(settings, D, A)
         )
-        if not (name and form is _undivided)
+        if not (name and form in (_undivided, _by_batch))
     ]
     return sorted(filter(_telling, found), key=lambda one: len(one.causes))
 
@@ -161,7 +165,7 @@ def _words(says: str, name: str, scalar: str) -> str:
     return f"{counted}{scalar}"
 
 
-def _forms(D: int, A: int) -> Iterator[tuple[Cause | None, Form, str]]:
+def _forms(settings: Sequence[Setting], D: int, A: int) -> Iterator[tuple[Cause | None, Form, str]]:
     yield None, _group, "divides by the group's count"
     if D == 1 and A > 1:
         says = "averages the microbatches' means, each over its own count"
@@ -183,6 +187,9 @@ def _forms(D: int, A: int) -> Iterator[tuple[Cause | None, Form, str]]:
     says = "weighs means over their own count by shares of examples"
     yield Cause.WEIGHT_DENOMINATOR_MISMATCH, _by_examples, says
     yield Cause.MISSING_DIVISION, _undivided, "divides by no count at all"
+    if any(m > 1 for s in settings for replica in s.examples for m in replica):
+        says = "divides by the group's count, and multiplies by m and D"
+        yield Cause.SUM_CONVENTION, _by_batch, says
 
 
 def _counts(settings: Sequence[Setting]) -> Iterator[tuple[Cause | None, str]]:
@@ -210,10 +217,3 @@ def _scalars(
     if any(s.accumulations != s.full for s in settings):
         word = ", with the number of accumulations of a full group"
         yield (Cause.PARTIAL_DIVISOR,), lambda s: s.accumulations / s.full, word
-    sizes = {m for s in settings for replica in s.examples for m in replica}
-    if len(sizes) == 1 and (m := sizes.pop()) > 1:
-        yield (
-            (Cause.SUM_CONVENTION,),
-            lambda s: float(m * s.replicas),
-            ", and multiplies by m and D",
-        )

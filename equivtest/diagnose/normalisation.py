@@ -180,7 +180,8 @@ def _others(
     """Counts that people take for the supervised elements: examples, positions, both."""
     rows = setting.examples
     yield "examples", rows
-    if setting.supervised != rows:  # of one element each, one more is no shift but a half
+    # Of one element each, in every term, one more is no shift but a half.
+    if any(sum(terms.values()) != n * len(terms) for terms, n in _with_examples(one)):
         yield (
             "supervised elements and one more an example",
             [
@@ -189,6 +190,12 @@ def _others(
             ],
         )
     yield from _positions(evidence, one)
+
+
+def _with_examples(one: UpdateEvidence) -> Iterator[tuple[Mapping[str, float], int]]:
+    """Counts by term of each microbatch, and its examples."""
+    for replica, ids in zip(one.counts, one.used.ids, strict=True):
+        yield from zip(replica, map(len, ids), strict=True)
 
 
 def _positions(

@@ -169,11 +169,11 @@ def sum_convention(rank: Rank) -> None:
 
 
 def sum_convention_by_batch(rank: Rank) -> None:
-    """Times the examples of a microbatch on all replicas: m D."""
+    """Times the examples of each microbatch on all replicas: m D."""
     for group in rank.groups:
-        m = len(group.examples[0])
         for k, batch in enumerate(group):
             with reducing_last(rank, group, k):
+                m = len(group.examples[k])
                 backward(rank, right(rank, group, batch) * (m * rank.D))
         finish(rank)
 

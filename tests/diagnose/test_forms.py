@@ -53,6 +53,13 @@ def test_gives_the_catalogues_number(cause: Cause, number: float) -> None:
     assert any(value == pytest.approx(number, abs=5e-5) for value in found)
 
 
+def test_times_the_examples_on_all_replicas_is_a_convention_whatever_m_is() -> None:
+    """1, 2 and 3 examples on each of 2 replicas."""
+    unequal = Setting(T_COUNTS, ((1, 2, 3), (1, 2, 3)), 3)
+    found = [weights(one, unequal) for one in named(unequal, Cause.SUM_CONVENTION)]
+    assert [[2, 4, 6], [2, 4, 6]] in found
+
+
 def test_divided_by_both_sizes_is_told_by_both_names() -> None:
     """0.8 over A D = 6."""
     (one,) = named(T, Cause.MISSING_WORLD_SIZE, Cause.DOUBLE_ACCUM_DIVISION)
