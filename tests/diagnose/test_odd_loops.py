@@ -16,11 +16,10 @@ from diagnose.event_cases import (
     causes,
     experiment,
     finish,
-    microbatches,
     momentum,
     verdict,
 )
-from diagnose.test_schedule import SCHEDULED
+from diagnose.test_schedule import SCHEDULED, at_each_iteration
 from torch import Tensor, nn
 
 from equivtest import Plan, Rank
@@ -71,16 +70,6 @@ def test_one_that_never_moves_is_not() -> None:
     assert verdict(alone, PLAN, never_scheduled).status == "fault"
 
 
-def at_each_turn(rank: Rank) -> None:
-    """One loop over microbatches that ends with the schedule: after the update with the last."""
-    scheduler, rank.scheduler = rank.scheduler, None
-    for group in rank.groups:
-        for k in microbatches(rank, group):
-            if k == len(group) - 1:
-                finish(rank)
-            scheduler.step()
-
-
 @pytest.mark.parametrize("precision", PRECISIONS)
 @pytest.mark.parametrize("plan", [PLAN, Plan(6, 1, 2)], ids=str)
 def test_a_schedule_of_microbatches_moves_before_the_update_or_behind_it(
@@ -88,7 +77,7 @@ def test_a_schedule_of_microbatches_moves_before_the_update_or_behind_it(
 ) -> None:
     given = replace(SCHEDULED, scheduler_unit="microbatch")
     assert verdict(given, plan, accumulate, precision).status == "equivalent"
-    assert verdict(given, plan, at_each_turn, precision).status == "equivalent"
+    assert verdict(given, plan, at_each_iteration, precision).status == "equivalent"
 
 
 def test_one_of_microbatches_that_moves_with_updates_is_a_fault() -> None:
