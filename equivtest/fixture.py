@@ -17,6 +17,7 @@ from equivtest.experiment import Experiment
 from equivtest.plan import Plan, comparable
 from equivtest.pool import PoolError, current_pool
 from equivtest.report import identity, record
+from equivtest.report.listing import listings
 
 if TYPE_CHECKING:
     from equivtest.options import Settings
@@ -168,6 +169,7 @@ class Equivalence:
             environment=self._cases.environment(),
             verdict=verdict,
             planted=planted,
+            listings=listings(loop, verdict.events, self._item.config.rootpath),
         )
         self._item.user_properties.extend(_properties(verdict))
         try:

@@ -30,6 +30,7 @@ from equivtest.observe.observer import Observer
 from equivtest.plan import GroupLayout
 from equivtest.pool import Seat
 from equivtest.precision import optimizer_refusal
+from equivtest.source import file_of
 
 
 def candidate(seat: Seat, experiment: Experiment, case: Case) -> Trace:
@@ -48,7 +49,7 @@ def candidate(seat: Seat, experiment: Experiment, case: Case) -> Trace:
         search = _contents(seat, experiment, case).searching(
             i for group in case.groups for i in group.flat
         )
-        observer = Observer(rank, planned, seat.note, search)
+        observer = Observer(rank, planned, seat.note, search, file_of(case.loop))
         rank.groups = _groups(seat, experiment, case, observer.fetched)
         seed_everything(experiment.seed, 1 + seat.rank)
         # A schedule in microbatches moves before the first update, of which torch warns.

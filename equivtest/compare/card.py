@@ -1,4 +1,4 @@
-"""The final sheet of a case, and its events as rows."""
+"""The final sheet of a case, and its events and microbatches as rows."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from equivtest.arms.case import Case
 from equivtest.compare.normalised import PLANNED
-from equivtest.compare.tables import EventRow, TensorRow
+from equivtest.compare.tables import EventRow, MicrobatchRow, TensorRow
 from equivtest.compare.verdict import Card
 from equivtest.experiment import Experiment
 from equivtest.observe.trace import Trace
@@ -20,6 +20,7 @@ def planned_card(experiment: Experiment, case: Case) -> Card:
     return replace(
         uncut_card(experiment, case.plan, case.precision.name, case.device),
         backend=case.seating.backend,
+        cap=case.precision.cap,
         last_group_examples=tuple(i for g in partial for i in g.flat),
         dropped_examples=tuple(i for g in case.groups for i in g.dropped),
     )
@@ -86,10 +87,31 @@ def card_of(
 
 def event_rows(traces: Sequence[Trace]) -> tuple[EventRow, ...]:
     """The events of all ranks, rank after rank."""
+    first_s = min((event.at_s for trace in traces for event in trace.events), default=0.0)
     return tuple(
-        EventRow(trace.rank, event.update, event.microbatch, event.kind, event.detail)
+        EventRow(
+            trace.rank,
+            event.update,
+            event.microbatch,
+            event.kind,
+            event.detail,
+            round(event.at_s - first_s, 6),
+            event.line,
+        )
         for trace in traces
         for event in trace.events
+    )
+
+
+def microbatch_rows(traces: Sequence[Trace]) -> tuple[MicrobatchRow, ...]:
+    """The microbatches of all ranks, rank after rank."""
+    return tuple(
+        MicrobatchRow(
+            u, trace.rank, k, sum(m.counts) if m.counts else None, m.peak_bytes, m.held_bytes
+        )
+        for trace in traces
+        for u, update in enumerate(trace.updates)
+        for k, m in enumerate(update.microbatches)
     )
 
 

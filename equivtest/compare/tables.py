@@ -1,4 +1,4 @@
-"""What a verdict's tables hold: a row a tensor and update, an update, a source, an event."""
+"""What a verdict's tables hold: a row a tensor and update, an update, an event, a microbatch ..."""
 
 from __future__ import annotations
 
@@ -119,13 +119,38 @@ class SourceRow:
 
 @dataclass(frozen=True)
 class EventRow:
-    """One event of one rank, in the order in which it happened there."""
+    """One event of one rank, in the order in which it happened there.
+
+    ``at_s`` counts from the first event of any rank; ``line`` is of the loop's own file, None where
+    it came from elsewhere.
+    """
 
     rank: int
     update: int
     microbatch: int | None
     kind: str
     detail: str = ""
+    at_s: float = 0.0
+    line: int | None = None
+
+
+@dataclass(frozen=True)
+class MicrobatchRow:
+    """What one microbatch of one replica held.
+
+    Attributes:
+        supervised: elements that its loss counted; None where no loss of the experiment was seen.
+        peak_bytes: most bytes that the autograd graph held, up to its backward; on a GPU the most
+            that were allocated there, from its forward to the next.
+        held_bytes: bytes that the graph still held of earlier microbatches when it began.
+    """
+
+    update: int
+    replica: int
+    microbatch: int
+    supervised: float | None
+    peak_bytes: int
+    held_bytes: int
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,14 @@ from typing import TYPE_CHECKING
 
 from equivtest.causes import Cause, Kind
 from equivtest.compare.sensitivity import Sensitivity
-from equivtest.compare.tables import EventRow, ExampleRow, SourceRow, TensorRow, UpdateRow
+from equivtest.compare.tables import (
+    EventRow,
+    ExampleRow,
+    MicrobatchRow,
+    SourceRow,
+    TensorRow,
+    UpdateRow,
+)
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -75,6 +82,7 @@ class Card:
 
     ``smallest_weight_seen`` is the smallest relative error of one microbatch's weight that the
     comparison with the replay would have seen in the first update, whichever microbatch had it.
+    ``cap`` is the noise floor above which the precision judges no tensor against the oracle.
     """
 
     plan: str
@@ -104,6 +112,7 @@ class Card:
     blind_tensors: tuple[str, ...] = ()
     not_judged: tuple[str, ...] = ()
     smallest_weight_seen: float | None = None
+    cap: float | None = None
 
 
 @dataclass(frozen=True)
@@ -136,6 +145,7 @@ class Verdict:
         ranks: for each rank, whether it agrees with rank 0, in a sentence.
         events: what each rank did, in order.
         examples: which examples each microbatch received, beside the plan's.
+        microbatches: what each microbatch counted and held.
         card: the final sheet.
         sensitivity: what a fault would have to be to be seen here; None unless it was asked for.
     """
@@ -153,6 +163,7 @@ class Verdict:
     ranks: tuple[str, ...] = ()
     events: tuple[EventRow, ...] = ()
     examples: tuple[ExampleRow, ...] = ()
+    microbatches: tuple[MicrobatchRow, ...] = ()
     failure: Failure | None = None
     sensitivity: Sensitivity | None = None
     expect: tuple[str, ...] = ("equivalent",)

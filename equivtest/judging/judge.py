@@ -16,7 +16,7 @@ from equivtest.calling import blaming
 from equivtest.compare import planned
 from equivtest.compare.alike import alike
 from equivtest.compare.apart import decided_apart
-from equivtest.compare.card import card_of, event_rows, planned_card
+from equivtest.compare.card import card_of, event_rows, microbatch_rows, planned_card
 from equivtest.compare.clip import clip_of
 from equivtest.compare.continuity import agreement, continuity
 from equivtest.compare.normalised import PLANNED, normalisation
@@ -102,6 +102,7 @@ def _verdict(
         ranks=ranks,
         events=event_rows(traces),
         examples=audit(case, traces),
+        microbatches=microbatch_rows(traces),
     )
 
 

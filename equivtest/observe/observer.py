@@ -40,6 +40,7 @@ class Observer(PacingRecording):
         planned: microbatches of this replica in each group.
         note: told each event, where it survives the death of this process.
         search: tells examples by their contents, where there are any to search.
+        file: of the loop, whose lines are told; empty if none is known.
     """
 
     def __init__(
@@ -48,8 +49,9 @@ class Observer(PacingRecording):
         planned: Sequence[int],
         note: Callable[[str], None],
         search: Search | None = None,
+        file: str = "",
     ) -> None:
-        super().__init__(rank, planned, note, search)
+        super().__init__(rank, planned, note, search, file)
         self._in_loss = False
         self._broadcast = False
         self._wrapping: bool | None = None

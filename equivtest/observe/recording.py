@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -15,6 +16,7 @@ from equivtest.observe.memory import DevicePeak, GraphMemory, LivingGraphs
 from equivtest.observe.operations import OpenOperation
 from equivtest.observe.snapshot import ModelState, hyperparameters
 from equivtest.observe.trace import Event, OptimizerState, ParamGroups, Tensors, Trace, UpdateTrace
+from equivtest.source import line_in
 
 OF_A_MICROBATCH = frozenset({"forward", "backward", "collective"})
 """Kinds of events that belong to one microbatch; the others belong to the update."""
@@ -28,6 +30,7 @@ class Recording:
         planned: microbatches of this replica in each group.
         note: told each event, where it survives the death of this process.
         search: tells examples by their contents, where there are any to search.
+        file: of the loop, whose lines are told; empty if none is known.
     """
 
     def __init__(
@@ -36,9 +39,11 @@ class Recording:
         planned: Sequence[int],
         note: Callable[[str], None],
         search: Search | None = None,
+        file: str = "",
     ) -> None:
         self._rank = rank
         self._search = search
+        self._file = file
         self._note = note
         self._planned = planned
         self._model = ModelState(rank.module)
@@ -133,8 +138,16 @@ class Recording:
     def _event(self, kind: str, detail: str = "") -> None:
         current = len(self._open.microbatches) - 1
         microbatch = current if kind in OF_A_MICROBATCH and current >= 0 else None
-        attempted = self._open.attempted
-        event = Event(kind, self._open.number, microbatch, detail, current + 1, attempted)
+        event = Event(
+            kind,
+            self._open.number,
+            microbatch,
+            detail,
+            begun=current + 1,
+            attempted=self._open.attempted,
+            at_s=time.perf_counter(),
+            line=line_in(self._file),
+        )
         self._events.append(event)
         where = "" if microbatch is None else f" of microbatch {microbatch}"
         self._note(f"{kind}{where} in update {event.update}" + (f" ({detail})" if detail else ""))

@@ -43,6 +43,8 @@ class Event:
         microbatch: of a forward, a backward or a collective, the one that it belongs to.
         begun: microbatches of the group that had begun.
         attempted: the update had been attempted.
+        at_s: when it began, in seconds of a clock that all processes of a machine share.
+        line: of the loop's own file, from which it came; None where that is not known.
     """
 
     kind: str
@@ -51,6 +53,8 @@ class Event:
     detail: str = ""
     begun: int = 0
     attempted: bool = False
+    at_s: float = 0.0
+    line: int | None = None
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,7 @@
 """One case on disk: who it is, what the verdict was, how to run it again.
 
-Two runs of the same case write the same bytes but for ``volatile`` (duration and device peaks).
+Two runs of the same case write the same bytes but for ``volatile``: durations, the times of events
+and peaks of memory.
 """
 
 from __future__ import annotations
@@ -16,8 +17,12 @@ from typing import Any
 from equivtest.compare.verdict import Verdict
 from equivtest.report.atomic import write_whole
 from equivtest.report.codec import CodecError, decode, encode
+from equivtest.report.listing import Listing
 
-SCHEMA = 1
+SCHEMA = 2
+
+_READABLE = (1, SCHEMA)
+"""1 has no listings, no microbatches and no times and lines of events: their defaults stand."""
 
 _LINES = 3  # levels that are laid out in lines: a tensor's row is one
 
@@ -40,6 +45,7 @@ class Record:
         environment: what may explain a difference between two machines, in the order to show it.
         planted: the planted fault that the case runs (``equivtest.faults``); empty for a loop of
             somebody's own.
+        listings: the loop's own source, where it could be read.
     """
 
     id: str
@@ -51,6 +57,7 @@ class Record:
     environment: Mapping[str, str]
     verdict: Verdict
     planted: str = ""
+    listings: tuple[Listing, ...] = ()
 
 
 def to_json(record: Record) -> str:
@@ -91,19 +98,26 @@ def from_json(text: str, where: str = "record") -> Record:
         raise RecordError(f"{where} is not JSON: {error}") from None
     if not isinstance(data, dict) or "schema" not in data:
         raise RecordError(f"{where} has no schema: it is not a record of a case")
-    if data["schema"] != SCHEMA:
-        raise RecordError(
-            f"{where} has schema {data['schema']!r}, and this equivtest reads schema {SCHEMA}: "
-            "render it with the version that wrote it, or run the cases again"
-        )
+    if data["schema"] not in _READABLE:
+        raise RecordError(_other_schema(data["schema"], where))
     try:
         verdict, volatile = data["verdict"], data["volatile"]
         _put_volatile(verdict, volatile)
         fields = {k: v for k, v in data.items() if k not in ("schema", "outcome", "volatile")}
         record: Record = decode(fields, Record)
     except (CodecError, KeyError, TypeError, AttributeError, ValueError) as error:
-        raise RecordError(f"{where} does not follow schema {SCHEMA}: {error}") from None
+        raise RecordError(f"{where} does not follow schema {data['schema']}: {error}") from None
     return record
+
+
+def _other_schema(schema: object, where: str) -> str:
+    reads = f"this equivtest reads schemas {', '.join(map(str, _READABLE))}"
+    if isinstance(schema, int) and schema > SCHEMA:
+        return f"{where} has schema {schema}, and {reads}: a newer equivtest wrote it, so update"
+    return (
+        f"{where} has schema {schema!r}, and {reads}: render it with the version that wrote it, or "
+        "run the cases again"
+    )
 
 
 def file_name(record_id: str) -> str:
@@ -134,12 +148,23 @@ def read(path: Path) -> Record:
     return from_json(text, str(path))
 
 
+_VOLATILE_COLUMNS = (
+    ("updates", "peak_bytes", "update_peak_bytes"),
+    ("microbatches", "peak_bytes", "microbatch_peak_bytes"),
+    ("events", "at_s", "event_at_s"),
+)
+"""Table of the verdict, its column, and the key of that in ``volatile``."""
+
+
 def _take_volatile(verdict: dict[str, Any]) -> dict[str, Any]:
     return {
         "duration_s": verdict.pop("duration_s"),
         "first_peak_bytes": verdict["card"].pop("first_peak_bytes"),
         "later_peak_bytes": verdict["card"].pop("later_peak_bytes"),
-        "update_peak_bytes": [update.pop("peak_bytes") for update in verdict["updates"]],
+        **{
+            key: [row.pop(field) for row in verdict[table]]
+            for table, field, key in _VOLATILE_COLUMNS
+        },
     }
 
 
@@ -147,6 +172,8 @@ def _put_volatile(verdict: dict[str, Any], volatile: dict[str, Any]) -> None:
     verdict["duration_s"] = volatile["duration_s"]
     verdict["card"]["first_peak_bytes"] = volatile["first_peak_bytes"]
     verdict["card"]["later_peak_bytes"] = volatile["later_peak_bytes"]
-    peaks = volatile["update_peak_bytes"]
-    for update, peak in zip(verdict["updates"], peaks, strict=True):
-        update["peak_bytes"] = peak
+    for table, field, key in _VOLATILE_COLUMNS:
+        rows, values = verdict.get(table, []), volatile.get(key)
+        if values is not None:
+            for row, value in zip(rows, values, strict=True):
+                row[field] = value

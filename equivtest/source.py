@@ -1,0 +1,42 @@
+"""Where the code of a loop stands, and at which of its lines something happens."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Callable
+from functools import partial
+from types import CodeType, FrameType
+from typing import Any
+
+
+def plain_function(function: Callable[..., Any]) -> Any:
+    """What a partial, a decorator that tells what it wraps, or a method is made of."""
+    while isinstance(function, partial):
+        function = function.func
+    return inspect.unwrap(getattr(function, "__func__", function))
+
+
+def code_of(function: Callable[..., Any]) -> CodeType | None:
+    """The code that runs when ``function`` is called; None of what is not written in Python."""
+    plain = plain_function(function)
+    if not hasattr(plain, "__code__") and callable(plain):
+        plain = plain_function(type(plain).__call__)
+    code = getattr(plain, "__code__", None)
+    return code if isinstance(code, CodeType) else None
+
+
+def file_of(function: Callable[..., Any] | None) -> str:
+    """Name of the file that ``function`` was compiled from; empty where there is none."""
+    code = None if function is None else code_of(function)
+    return "" if code is None else code.co_filename
+
+
+def line_in(file: str) -> int | None:
+    """The line of ``file`` that is running in this thread: of its innermost call, if in any."""
+    frame: FrameType | None = sys._getframe(1) if file else None
+    while frame is not None:
+        if frame.f_code.co_filename == file:
+            return frame.f_lineno
+        frame = frame.f_back
+    return None
