@@ -63,7 +63,7 @@ def test_only_volatile_differs_between_two_runs_of_a_case() -> None:
 
 def test_a_reader_without_the_package_finds_the_outcome() -> None:
     data = json.loads(records.to_json(verdicts.record(verdicts.fault(PLAN))))
-    assert data["schema"] == 1
+    assert data["schema"] == 2
     assert data["outcome"] == {
         "status": "fault",
         "passed": False,
@@ -75,8 +75,11 @@ def test_a_reader_without_the_package_finds_the_outcome() -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"schema": 2}, "has schema 2, and this equivtest reads schema 1"),
-        ({"volatile": {}}, "does not follow schema 1: 'duration_s'"),
+        ({"schema": 3}, "has schema 3, and this equivtest reads schemas 1, 2: a newer equivtest"),
+        ({"schema": 0}, "has schema 0, and this equivtest reads schemas 1, 2: render it with the"),
+        ({"schema": "2"}, "has schema '2'"),
+        ({"schema": [2]}, r"has schema \[2\]"),
+        ({"volatile": {}}, "does not follow schema 2: 'duration_s'"),
         ({"loop": 3}, "record.loop is a int, should be a str"),
         ({"colour": "red"}, "record has unknown fields: colour"),
     ],
