@@ -1,0 +1,183 @@
+"""Distance by depth: every tensor in the model's order, with noise floor, tolerance and cap."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from equivtest.compare import figures
+from equivtest.compare.prose import deciding
+from equivtest.compare.tables import TensorRow
+from equivtest.compare.verdict import Verdict
+
+WIDTH = 430.0
+"""Pixels of the axis."""
+
+_MOST = 60
+"""Tensors that are drawn one by one; of more, the worst of each module."""
+
+_LEAST, _LARGEST = 1e-18, 1e4
+"""Distances beyond are drawn at the border."""
+
+
+@dataclass(frozen=True)
+class Mark:
+    """The distance of one update: ``x`` in pixels."""
+
+    x: float
+    beyond: bool
+    worst: bool
+    text: str
+
+
+@dataclass(frozen=True)
+class Line:
+    """One tensor, or the worst of a module; places in pixels, None where there is nothing."""
+
+    name: str
+    of: str
+    floor: float | None
+    tolerance: float | None
+    oracle: float | None
+    marks: tuple[Mark, ...]
+    margin: str
+    beyond: bool
+
+
+@dataclass(frozen=True)
+class Depth:
+    """The figure: ``ticks`` are places with their label, ``cap`` a place."""
+
+    title: str
+    folded: str
+    lines: tuple[Line, ...]
+    ticks: tuple[tuple[float, str], ...]
+    cap: float | None
+
+
+@dataclass(frozen=True)
+class _Axis:
+    low: int
+    high: int
+
+    def at(self, value: float | None) -> float | None:
+        if value is None or math.isnan(value):
+            return None
+        bounded = min(max(value, 10.0**self.low), 10.0**self.high)
+        return round((math.log10(bounded) - self.low) / (self.high - self.low) * WIDTH, 1)
+
+
+def depth(verdict: Verdict) -> Depth | None:
+    """The figure of a case; None where no tensor was compared."""
+    if not verdict.rows:
+        return None
+    by_tensor: dict[str, list[TensorRow]] = {}
+    for row in verdict.rows:
+        by_tensor.setdefault(row.tensor, []).append(row)
+    groups = [(name, rows, "") for name, rows in by_tensor.items()]
+    shown = groups if len(groups) <= _MOST else _by_module(by_tensor)
+    axis = _axis(verdict.rows, verdict.card.cap)
+    return Depth(
+        title=title([max(rows, key=_margin) for _, rows, _ in groups]),
+        folded="" if shown is groups else f"the worst tensor of each of {len(shown)} modules",
+        lines=tuple(_line(name, rows, of, axis) for name, rows, of in shown),
+        ticks=tuple(_ticks(axis)),
+        cap=axis.at(verdict.card.cap),
+    )
+
+
+def title(worst: Sequence[TensorRow]) -> str:
+    """Of the worst row of each tensor: how many are beyond tolerance, and how far."""
+    beyond = [row.margin for row in worst if not row.margin <= 1]
+    if not beyond:
+        largest = max(row.margin for row in worst)
+        every = "all" if len(worst) > 1 else "the one"
+        return f"{every} {_tensors(len(worst))} within tolerance, at most {largest:.2g} of it"
+    every = (
+        "every tensor" if len(beyond) == len(worst) else f"{len(beyond)} of {len(worst)} tensors"
+    )
+    finite = [margin for margin in beyond if math.isfinite(margin)]
+    if not finite:
+        return f"{every} beyond any tolerance"
+    low, high = min(finite), max(finite)
+    reach = (
+        f"{figures.margin(high)} times"
+        if high < 2 * low
+        else (f"{figures.margin(low)} to {figures.margin(high)} times")
+    )
+    return f"{every} beyond tolerance, by {reach} of it"
+
+
+def _tensors(count: int) -> str:
+    return figures.several(count, "tensor") if count > 1 else "tensor"
+
+
+def _margin(row: TensorRow) -> float:
+    return figures.orderly(row.margin)
+
+
+def _by_module(by_tensor: dict[str, list[TensorRow]]) -> list[tuple[str, list[TensorRow], str]]:
+    """The worst tensor of each module, of modules so deep that there are few enough."""
+    names = list(by_tensor)
+    deepest = max(name.count(".") for name in names)
+    for level in range(max(deepest, 1), 0, -1):
+        modules: dict[str, list[str]] = {}
+        for name in names:
+            modules.setdefault(".".join(name.split(".")[:level]), []).append(name)
+        if len(modules) <= _MOST:
+            break
+    folded = []
+    for module, members in modules.items():
+        worst = max(members, key=lambda name: max(map(_margin, by_tensor[name])))
+        of = f"worst of {len(members)} in {module}" if len(members) > 1 else ""
+        folded.append((worst, by_tensor[worst], of))
+    return folded
+
+
+def _axis(rows: Iterable[TensorRow], cap: float | None) -> _Axis:
+    values = [cap] if cap is not None else []
+    for row in rows:
+        _, distance, tolerance = deciding(row)
+        values += [v for v in (distance, tolerance, row.noise_floor, row.oracle_distance) if v]
+    drawn = [min(max(v, _LEAST), _LARGEST) for v in values if math.isfinite(v) and v > 0]
+    if not drawn:
+        return _Axis(-16, 0)
+    low, high = math.floor(math.log10(min(drawn))), math.ceil(math.log10(max(drawn)))
+    return _Axis(low, max(high, low + 1))
+
+
+def _ticks(axis: _Axis) -> Iterable[tuple[float, str]]:
+    every = max(1, math.ceil((axis.high - axis.low) / 7))
+    for exponent in range(axis.low, axis.high + 1, every):
+        place = axis.at(10.0**exponent)
+        if place is not None:
+            yield place, "1" if exponent == 0 else f"1e{exponent}"
+
+
+def _line(name: str, rows: Sequence[TensorRow], of: str, axis: _Axis) -> Line:
+    worst = max(rows, key=_margin)
+    _, _, tolerance = deciding(worst)
+    return Line(
+        name=name,
+        of=of,
+        floor=None if worst.null else axis.at(worst.noise_floor),
+        tolerance=axis.at(tolerance),
+        oracle=axis.at(worst.oracle_distance),
+        marks=tuple(_mark(row, row is worst, axis) for row in rows if deciding(row)[1] is not None),
+        margin=figures.margin(worst.margin),
+        beyond=not worst.margin <= 1,
+    )
+
+
+def _mark(row: TensorRow, worst: bool, axis: _Axis) -> Mark:
+    _, distance, tolerance = deciding(row)
+    place = axis.at(math.inf if distance is None or math.isnan(distance) else distance)
+    assert place is not None, "infinity is drawn at the border"
+    return Mark(
+        x=place,
+        beyond=not row.margin <= 1,
+        worst=worst,
+        text=f"update {row.update}: distance {figures.distance(distance)}, "
+        f"allowed {figures.distance(tolerance)}",
+    )

@@ -1,0 +1,231 @@
+"""Contribution weights as a mosaic: width is supervised elements, height the weight of one.
+
+An area is what a microbatch contributes, so each cause has a shape: a local denominator fills equal
+areas by replica, a mean of means by microbatch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import groupby
+
+from equivtest.compare import figures
+from equivtest.compare.verdict import Verdict
+
+_WIDTH = 300.0
+"""Pixels of the row that holds most supervised elements."""
+
+_HEIGHT = 34.0
+"""Pixels of a weight as planned."""
+
+_TALLEST = 2.6
+"""Weights above are drawn as high as this; their number says what they are."""
+
+_LABELLED = 40.0
+"""Pixels that a cell must have for its number to be written above it."""
+
+_REPLICAS, _MICROBATCHES = 8, 16
+"""Beyond these, equal rows and equal neighbours are drawn once."""
+
+_SIGMAS = 4.0
+_ALIKE = 2e-3
+"""Relative: numbers so near are one number to the eye, and for the title."""
+
+
+@dataclass(frozen=True)
+class Weight:
+    """The weight of one microbatch, as found beside as planned."""
+
+    replica: int
+    microbatch: int
+    expected: float
+    found: float
+    sigma: float
+    supervised: float
+
+    @property
+    def ratio(self) -> float:
+        """1 where it counts as planned."""
+        return self.found / self.expected if self.expected else 1.0 + self.found
+
+    @property
+    def off(self) -> bool:
+        """Beyond what its uncertainty and rounding allow."""
+        return abs(self.found - self.expected) > max(
+            _SIGMAS * self.sigma, 1e-9 * abs(self.expected)
+        )
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One microbatch, or neighbours with the same weight; places in pixels from the top left."""
+
+    x: float
+    width: float
+    top: float
+    height: float
+    gap: float
+    mark: str
+    figure: str
+    label: str
+    name: str
+    text: str
+
+
+@dataclass(frozen=True)
+class Row:
+    """One replica, or several with the same weights."""
+
+    name: str
+    supervised: str
+    width: float
+    height: float
+    base: float
+    line: float
+    cells: tuple[Cell, ...]
+
+
+@dataclass(frozen=True)
+class Mosaic:
+    """The weights of one update."""
+
+    update: int
+    supervised: str
+    title: str
+    rows: tuple[Row, ...]
+
+
+def mosaics(verdict: Verdict) -> tuple[Mosaic, ...]:
+    """A mosaic for each update whose weights were needed to decide."""
+    counted = {(m.update, m.replica, m.microbatch): m.supervised for m in verdict.microbatches}
+    by_update = groupby(sorted(verdict.weight_rows), key=lambda row: row[0])
+    return tuple(_mosaic(update, _weights(rows, counted)) for update, rows in by_update)
+
+
+def title(weights: Sequence[Weight]) -> str:
+    """What the weights of one update have in common."""
+    off = [one for one in weights if one.off]
+    if not off:
+        return "every microbatch counts as planned"
+    ratios = [one.ratio for one in weights]
+    if _alike(ratios):
+        return f"every microbatch counts {_times(ratios[0])}"
+    last = max(one.microbatch for one in weights)
+    if last and all(abs(w.ratio) < _ALIKE for w in weights if w.microbatch != last):
+        return "only the last microbatch of each replica counts"
+    if _alike([one.ratio * one.supervised for one in weights]):
+        return "each microbatch contributes the same, whatever it holds"
+    by_replica = [[w for w in weights if w.replica == r] for r in {w.replica for w in weights}]
+    if len(by_replica) > 1 and all(_alike([w.ratio for w in row]) for row in by_replica):
+        sums = [sum(w.ratio * w.supervised for w in row) for row in by_replica]
+        same = _alike(sums)
+        return (
+            "each replica contributes the same, whatever it holds"
+            if same
+            else "one weight a replica: its microbatches count alike"
+        )
+    low, high = min(one.ratio for one in off), max(one.ratio for one in off)
+    reach = _times(low) if _alike([low, high]) else f"{low:.3g} to {_times(high)}"
+    return f"{len(off)} of {len(weights)} microbatches count {reach}"
+
+
+def _weights(
+    rows: Iterable[tuple[int, int, int, float, float, float]],
+    counted: Mapping[tuple[int, int, int], float | None],
+) -> list[Weight]:
+    return [
+        Weight(r, k, expected, found, sigma, counted.get((u, r, k)) or 1.0)
+        for u, r, k, expected, found, sigma in rows
+    ]
+
+
+def _mosaic(update: int, weights: Sequence[Weight]) -> Mosaic:
+    rows = [
+        (f"replica {replica}", list(of_replica))
+        for replica, of_replica in groupby(weights, key=lambda one: one.replica)
+    ]
+    if len(rows) > _REPLICAS:
+        rows = _folded(rows)
+    widest = max(sum(one.supervised for one in row) for _, row in rows)
+    tallest = min(max(*(max(one.ratio, 0.0) for one in weights), 1.0), _TALLEST)
+    total = sum(one.supervised for one in weights)
+    return Mosaic(
+        update=update,
+        supervised=figures.quantity(total) if total != len(weights) else "",
+        title=title(weights),
+        rows=tuple(_row(name, row, _WIDTH / widest, tallest) for name, row in rows),
+    )
+
+
+def _folded(rows: Sequence[tuple[str, list[Weight]]]) -> list[tuple[str, list[Weight]]]:
+    """Rows with the same weights once, under the names of all."""
+    alike: dict[tuple[str, ...], list[list[Weight]]] = {}
+    for _, row in rows:
+        alike.setdefault(tuple(f"{one.ratio:.3f}" for one in row), []).append(row)
+    return [
+        (figures.rank_names([r[0].replica for r in same]).replace("rank", "replica"), same[0])
+        for same in alike.values()
+    ]
+
+
+def _row(name: str, weights: Sequence[Weight], scale: float, tallest: float) -> Row:
+    base = 14.0 + tallest * _HEIGHT
+    x, cells = 0.0, []
+    for label, one in _runs(weights):
+        width = max(one.supervised * scale, 3.0)
+        cells.append(_cell(one, label, x, width, base))
+        x += width + 2.0
+    supervised = sum(one.supervised for one in weights)
+    return Row(
+        name=name,
+        supervised=figures.quantity(supervised) if supervised != len(weights) else "",
+        width=round(x - 2.0, 1),
+        height=round(base + 14.0, 1),
+        base=round(base, 1),
+        line=round(base - _HEIGHT, 1),
+        cells=tuple(cells),
+    )
+
+
+def _runs(weights: Sequence[Weight]) -> Iterable[tuple[str, Weight]]:
+    """Each weight with its label; of many, neighbours with the same number as one."""
+    if len(weights) <= _MICROBATCHES:
+        for one in weights:
+            yield f"{one.microbatch}", one
+        return
+    for _, run in groupby(weights, key=lambda one: f"{one.ratio:.3f}"):
+        same = list(run)
+        first, last = same[0], same[-1]
+        label = f"{first.microbatch}"
+        if first is not last:
+            label += f"–{last.microbatch}"
+        yield label, replace(first, supervised=sum(one.supervised for one in same))
+
+
+def _cell(one: Weight, label: str, x: float, width: float, base: float) -> Cell:
+    height = min(max(one.ratio, 0.0), _TALLEST) * _HEIGHT
+    mark = ("▲" if one.found > one.expected else "▼") if one.off else ""
+    figure = f"{mark}{one.found:.3f}"
+    room = width >= _LABELLED
+    return Cell(
+        x=round(x, 1),
+        width=round(width, 1),
+        top=round(base - height, 1),
+        height=round(min(height, _HEIGHT), 1),
+        gap=round(abs(height - _HEIGHT), 1) if one.off else 0.0,
+        mark=mark,
+        figure=figure if room else mark if width >= 9 else "",
+        label=label if width >= 6.0 * len(label) else "",
+        name=f"microbatch{'es' if '–' in label else ''} {label}",
+        text=f"{one.found:.6g} ± {one.sigma:.1g}, planned {one.expected:.4g}",
+    )
+
+
+def _alike(numbers: Sequence[float]) -> bool:
+    largest = max(map(abs, numbers))
+    return max(numbers) - min(numbers) <= _ALIKE * largest
+
+
+def _times(ratio: float) -> str:
+    return f"{ratio:.3g} times what it should"
