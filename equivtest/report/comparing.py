@@ -306,5 +306,5 @@ def _listed(label: str, records: Sequence[Record]) -> list[str]:
     failing = sum(map(fails, records))
     names = [f"{SYMBOLS[r.verdict.status]} {case_name(r)}" for r in records[:_NAMES]]
     names += ["…"] if len(records) > _NAMES else []
-    beside = f" ({failing:,} not as expected)" if failing else ""
-    return [f"{label}: {len(records):,}{beside}: {', '.join(names)}"]
+    beside = f", {failing:,} not as expected" if failing else ""
+    return [f"{label}{beside}: {', '.join(names)}"]
