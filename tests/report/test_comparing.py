@@ -14,7 +14,7 @@ import verdicts
 
 from equivtest.compare.verdict import Failure, Finding, Status, Verdict
 from equivtest.plan import Plan, plans
-from equivtest.report.comparing import Change, Comparison, compare, lines
+from equivtest.report.comparing import Change, Comparison, compare, lines, moved_by
 from equivtest.report.environment import Difference
 from equivtest.report.record import Record
 from equivtest.report.run import Run
@@ -158,6 +158,13 @@ def test_a_margin_moved_where_it_moved_by_more_than_rounding(
     assert [case.noise for case in found.moved] == ([0.25] if moved else [])
     assert found.changed == ()
     assert (found.unchanged, found.same) == ((0, False) if moved else (1, True))
+
+
+def test_between_margins_that_are_not_finite_nothing_moved() -> None:
+    infinite, broken = with_margin(math.inf), with_margin(math.nan)
+    assert moved_by(infinite, infinite) == moved_by(infinite, broken) == 0.0
+    assert moved_by(RIGHT, infinite) == moved_by(broken, RIGHT) == math.inf
+    assert moved_by(with_margin(0.75), with_margin(0.5)) == 0.25
 
 
 def test_a_case_without_rows_has_no_margin_that_moves() -> None:

@@ -62,6 +62,20 @@ def test_a_point_without_a_margin_is_kept() -> None:
     assert second == Point("2", Status.EQUIVALENT, 0.25)
 
 
+def test_a_merged_run_counts_as_its_latest() -> None:
+    merged = Run((verdicts.record(verdicts.equivalent(A)),), run_ids=("1", "2"))
+    found = histories([merged, run_of("3", verdicts.equivalent(A))])
+    assert [point.run_id for point in found[CASE_A]] == ["2", "3"]
+
+
+def test_of_several_runs_each_must_have_ended(tmp_path: Path) -> None:
+    first = written(tmp_path, "r1", 1, verdicts.equivalent(A))
+    second = written(tmp_path, "r2", 2, verdicts.equivalent(A))
+    assert load([first, second]).ended
+    (first / "run.json").unlink()
+    assert not load([first, second]).ended
+
+
 def test_runs_are_loaded_by_when_they_began_whatever_their_names_and_order(tmp_path: Path) -> None:
     late = written(tmp_path / "a", "a", 3, verdicts.equivalent(A, margin=0.75))
     early = written(tmp_path / "z", "z", 1, verdicts.equivalent(A, margin=0.125))
