@@ -11,6 +11,7 @@ import jinja2
 from equivtest.compare import figures
 from equivtest.compare.prose import headline, what_to_change
 from equivtest.report.atomic import write_whole
+from equivtest.report.environment import run_environment
 from equivtest.report.grouping import evidence, failing_groups, sentence_case
 from equivtest.report.matrix import matrices
 from equivtest.report.ranking import MEANINGS, SYMBOLS, fails, fixed_key, worst, worst_first
@@ -64,15 +65,6 @@ def render_page(run: Run) -> str:
             passed_groups=_passed(passed),
         )
     )
-
-
-def run_environment(records: Sequence[Record]) -> list[tuple[str, str]]:
-    """Each property with its value; with all values where shards differ."""
-    found: dict[str, dict[str, None]] = {}
-    for record in sorted(records, key=fixed_key):
-        for name, value in record.environment.items():
-            found.setdefault(name, {})[value] = None
-    return [(name, " / ".join(sorted(values))) for name, values in found.items()]
 
 
 def _passed(records: Sequence[Record]) -> list[tuple[str, str, list[CaseView]]]:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from equivtest.report.atomic import write_whole
+from equivtest.report.history import Point, histories
 from equivtest.report.record import SCHEMA, Record, RecordError, read
 
 UNFINISHED = "unfinished"
@@ -72,6 +73,8 @@ class Run:
         run_ids: folders that were read, the latest last.
         replaced: cases that an earlier run has as well.
         unreadable: what is wrong with files that could not be read.
+        history: by case id, a point for each run, the oldest first; only of cases that several of
+            the runs have.
     """
 
     records: tuple[Record, ...]
@@ -80,10 +83,15 @@ class Run:
     run_ids: tuple[str, ...] = ()
     replaced: int = 0
     unreadable: tuple[str, ...] = ()
+    history: Mapping[str, tuple[Point, ...]] = field(default_factory=dict)
 
 
-def find(folder: Path) -> list[Path]:
-    """Run folders at or below ``folder``: itself, or the latest run of each reports folder in it.
+def find(folder: Path, latest: int = 1) -> list[Path]:
+    """Run folders at or below ``folder``: itself, or the latest of each reports folder in it.
+
+    Args:
+        folder: a run's folder, a reports folder, or one that holds several reports folders.
+        latest: how many runs of a reports folder, at least 1; of those the oldest comes first.
 
     Raises:
         FileNotFoundError: there is none.
@@ -92,45 +100,69 @@ def find(folder: Path) -> list[Path]:
         return [folder]
     homes = sorted(path for path in folder.rglob("runs") if path.is_dir())
     runs = [[run for run in home.iterdir() if (run / "cases").is_dir()] for home in homes]
-    latest = [max(found, key=lambda run: (_started(run), run.name)) for found in runs if found]
-    if not latest:
+    found = [run for of_home in runs for run in sorted(of_home, key=age)[-latest:]]
+    if not found:
         raise FileNotFoundError(
             f"{folder} holds no run: pass a reports folder (with runs/<run id>/cases in it) "
             "or a run's own folder"
         )
-    return latest
+    return found
 
 
 def load(folders: Iterable[Path]) -> Run:
     """Read run folders and merge them; a file that cannot be read is said, not hidden."""
+    return _merged([_read_run(folder) for folder in sorted(folders, key=age)])
+
+
+def _read_run(folder: Path) -> Run:
+    records, unreadable = _read_records(folder / "cases")
+    closing = _read_json(folder / "run.json")
+    outcomes = closing.get("outcomes", {})
+    recorded = {record.nodeid for record in records}
+    collected = _read_json(folder / "collected.json").get("collected", ())
+    return Run(
+        records=records,
+        missing={n: outcomes.get(n, UNFINISHED) for n in collected if n not in recorded},
+        ended=bool(closing),
+        run_ids=(folder.name,),
+        unreadable=unreadable,
+    )
+
+
+def _read_records(cases: Path) -> tuple[tuple[Record, ...], tuple[str, ...]]:
+    """The records of a ``cases`` folder, one a case, and what is wrong with the other files."""
     records: dict[str, Record] = {}
-    missing: dict[str, str] = {}
     unreadable: list[str] = []
-    ended, replaced = True, 0
-    ordered = sorted(folders, key=lambda run: (_started(run), str(run)))
-    for folder in ordered:
-        for path in sorted((folder / "cases").glob("*.json")):
-            try:
-                record = read(path)
-            except (RecordError, OSError) as error:
-                unreadable.append(str(error))
-                continue
-            replaced += record.id in records
-            records[record.id] = record
-        closing = _read_json(folder / "run.json")
-        ended = ended and bool(closing)
-        outcomes = closing.get("outcomes", {})
-        collected = _read_json(folder / "collected.json").get("collected", ())
-        missing.update({nodeid: outcomes.get(nodeid, UNFINISHED) for nodeid in collected})
+    for path in sorted(cases.glob("*.json")):
+        try:
+            record = read(path)
+        except (RecordError, OSError) as error:
+            unreadable.append(str(error))
+            continue
+        records[record.id] = record
+    return tuple(records.values()), tuple(unreadable)
+
+
+def _merged(runs: Sequence[Run]) -> Run:
+    """Several runs, the oldest first, as one: of each case the latest record."""
+    records = {record.id: record for run in runs for record in run.records}
     recorded = {record.nodeid for record in records.values()}
+    missing = {nodeid: how for run in runs for nodeid, how in run.missing.items()}
+    history = histories(runs)
     return Run(
         records=tuple(records.values()),
         missing={nodeid: how for nodeid, how in missing.items() if nodeid not in recorded},
-        ended=ended,
-        run_ids=tuple(folder.name for folder in ordered),
-        replaced=replaced,
-        unreadable=tuple(unreadable),
+        ended=all(run.ended for run in runs),
+        run_ids=tuple(run_id for run in runs for run_id in run.run_ids),
+        replaced=len(history),
+        unreadable=tuple(text for run in runs for text in run.unreadable),
+        history=history,
     )
+
+
+def age(folder: Path) -> tuple[str, str, str]:
+    """What orders runs, the oldest first: when they began, then by name."""
+    return (_started(folder), folder.name, str(folder))
 
 
 def _started(folder: Path) -> str:

@@ -117,7 +117,7 @@ def terminal_lines(run: Run, page: Path) -> list[str]:
         lines.append(f"  and {figures.several(len(found) - _FAILURES, 'more finding')} on the page")
     if found:
         lines.append(f"rerun the first: {found[0].worst.rerun}")
-    lines += _warnings(run)
+    lines += notices(run)
     return [*lines, f"report: {page}"]
 
 
@@ -150,10 +150,11 @@ def step_summary(run: Run) -> str:
         nearest = worst(run.records)
         if nearest is not None:
             lines += ["", f"Nearest to its tolerance: {_markdown(sentence(nearest))}"]
-    return "\n".join([*lines, *("\n" + _markdown(text) for text in _warnings(run))]) + "\n\n"
+    return "\n".join([*lines, *("\n" + _markdown(text) for text in notices(run))]) + "\n\n"
 
 
-def _warnings(run: Run) -> list[str]:
+def notices(run: Run) -> list[str]:
+    """What may be missing from a run or stand for something else in it; nothing if all is well."""
     lines = []
     if run.missing:
         names = list(run.missing)[:_NAMES] + (["…"] if len(run.missing) > _NAMES else [])

@@ -1,0 +1,310 @@
+"""Two runs of the same cases: which verdicts changed, which margins moved, what else is new."""
+
+from __future__ import annotations
+
+import math
+import textwrap
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from equivtest.compare import figures
+from equivtest.compare.figures import orderly
+from equivtest.compare.prose import deciding, headline
+from equivtest.compare.verdict import Status, Verdict
+from equivtest.report.environment import Difference, differences
+from equivtest.report.ranking import SYMBOLS, fails, fixed_key, worst_first
+from equivtest.report.record import Record
+from equivtest.report.run import Run
+from equivtest.report.summary import case_name, notices
+
+LEAST_NOISE = 0.25
+"""Tolerances that a right run's margin may move by rounding alone: a tolerance is kappa = 4 noise
+floors (``Precision.kappa``), and another order of sums or another machine moves a distance by up to
+one. Not imported from equivtest.precision, which needs torch."""
+
+_CHANGED = 10
+_MOVED = 5
+_NAMES = 3
+_WIDTH = 98
+
+
+class Change(StrEnum):
+    """How a verdict changed, in the order to show it."""
+
+    WORSE = "worse"
+    NOW_RUN = "run now"
+    NOT_RUN = "not run any more"
+    OTHER = "other"
+    BETTER = "better"
+
+
+@dataclass(frozen=True)
+class Changed:
+    """A case with another verdict than before."""
+
+    change: Change
+    old: Record
+    new: Record
+
+
+@dataclass(frozen=True)
+class Moved:
+    """A case with the same verdict and another margin.
+
+    Attributes:
+        noise: tolerances by which the margin may have moved for no reason.
+    """
+
+    old: Record
+    new: Record
+    noise: float
+
+    @property
+    def rose(self) -> bool:
+        """Nearer to the tolerance, or further beyond it."""
+        return orderly(self.new.verdict.margin) > orderly(self.old.verdict.margin)
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What differs between two runs.
+
+    Attributes:
+        old, new: the runs; ``missing`` of each are its tests that left no record.
+        changed: verdicts that changed, the worse first, then by how much the margin moved.
+        moved: margins that moved beside the same verdict, those that rose first, the most first.
+        gone, added: cases of the old run alone and of the new run alone, the worst first.
+        environment: properties that differ.
+        notes: what limits the comparison, in sentences.
+    """
+
+    old: Run
+    new: Run
+    changed: tuple[Changed, ...] = ()
+    moved: tuple[Moved, ...] = ()
+    gone: tuple[Record, ...] = ()
+    added: tuple[Record, ...] = ()
+    environment: tuple[Difference, ...] = ()
+    notes: tuple[str, ...] = ()
+
+    @property
+    def matched(self) -> int:
+        """Cases that both runs have."""
+        return len(self.old.records) - len(self.gone)
+
+    @property
+    def unchanged(self) -> int:
+        """Cases of both runs with the same verdict, and a margin within noise."""
+        return self.matched - len(self.changed) - len(self.moved)
+
+    @property
+    def counts(self) -> dict[Change, int]:
+        """Changed verdicts by kind, in the order to show them; 0 where there is none."""
+        return {kind: sum(case.change is kind for case in self.changed) for kind in Change}
+
+    @property
+    def same(self) -> bool:
+        """No verdict changed, no margin moved, no case was added or is gone."""
+        return not (self.changed or self.moved or self.gone or self.added)
+
+
+def compare(old: Run, new: Run) -> Comparison:
+    """Match the cases of two runs by record id, and say what differs."""
+    before = {record.id: record for record in old.records}
+    after = {record.id: record for record in new.records}
+    pairs = [(before[case], after[case]) for case in before if case in after]
+    return Comparison(
+        old=old,
+        new=new,
+        changed=_changed(pairs),
+        moved=_moved(pairs),
+        gone=tuple(worst_first(r for r in old.records if r.id not in after)),
+        added=tuple(worst_first(r for r in new.records if r.id not in before)),
+        environment=differences(old.records, new.records),
+        notes=_notes(old, new, bool(pairs)),
+    )
+
+
+def change_of(old: Verdict, new: Verdict) -> Change | None:
+    """How the verdict changed; None where status, causes and whether it passed are the same.
+
+    The order of causes does not count. A case that was not run on one side is neither worse nor
+    better: nothing is known of it there.
+    """
+    if (old.status, set(old.causes), old.passed) == (new.status, set(new.causes), new.passed):
+        return None
+    if old.status is not new.status and Status.NOT_RUN in (old.status, new.status):
+        return Change.NOW_RUN if old.status is Status.NOT_RUN else Change.NOT_RUN
+    if old.passed == new.passed:
+        return Change.OTHER
+    return Change.WORSE if old.passed else Change.BETTER
+
+
+def noise(old: Verdict, new: Verdict) -> float:
+    """Tolerances by which the margin may move between the two for no reason."""
+    return max(LEAST_NOISE, _floor(old), _floor(new))
+
+
+def moved_by(old: Verdict, new: Verdict) -> float:
+    """Tolerances between two margins: infinite from finite to not, 0 between two that are not."""
+    before, after = orderly(old.margin), orderly(new.margin)
+    return 0.0 if before == after else abs(after - before)
+
+
+def _floor(verdict: Verdict) -> float:
+    """The worst tensor's noise floor in tolerances; 0 where the floor is not that comparison's.
+
+    ``noise_floor`` is that of C, in the case's own arithmetic. In mixed precision it is some 1e10
+    of B's tolerances, which are of float64, and would hide every move there. Of C's it is at most
+    1/kappa today; read from the record, it stays right beside one of another kappa.
+    """
+    if verdict.worst is None or verdict.worst.noise_floor is None:
+        return 0.0
+    compared_with, _, tolerance = deciding(verdict.worst)
+    if compared_with != "oracle" or not tolerance:
+        return 0.0
+    floor = verdict.worst.noise_floor / tolerance
+    return floor if math.isfinite(floor) else 0.0
+
+
+def _changed(pairs: Iterable[tuple[Record, Record]]) -> tuple[Changed, ...]:
+    kinds = list(Change)
+    found = [
+        Changed(change, old, new)
+        for old, new in pairs
+        if (change := change_of(old.verdict, new.verdict)) is not None
+    ]
+
+    def place(case: Changed) -> tuple[object, ...]:
+        by = moved_by(case.old.verdict, case.new.verdict)
+        return (kinds.index(case.change), not fails(case.new), -by, fixed_key(case.new))
+
+    return tuple(sorted(found, key=place))
+
+
+def _moved(pairs: Iterable[tuple[Record, Record]]) -> tuple[Moved, ...]:
+    found = [
+        Moved(old, new, noise(old.verdict, new.verdict))
+        for old, new in pairs
+        if change_of(old.verdict, new.verdict) is None
+        and moved_by(old.verdict, new.verdict) > noise(old.verdict, new.verdict)
+    ]
+
+    def place(case: Moved) -> tuple[object, ...]:
+        by = moved_by(case.old.verdict, case.new.verdict)
+        return (not case.rose, -by, fixed_key(case.new))
+
+    return tuple(sorted(found, key=place))
+
+
+def _notes(old: Run, new: Run, matched: bool) -> tuple[str, ...]:
+    texts = [f"old run: {text}" for text in notices(old)]
+    texts += [f"new run: {text}" for text in notices(new)]
+    if not matched and old.records and new.records:
+        texts.append(
+            "note: no case is in both runs: a case is known by its test's node id, which is "
+            "relative to the folder that pytest ran in"
+        )
+    return tuple(texts)
+
+
+def lines(comparison: Comparison) -> list[str]:
+    """The comparison on one screen of a terminal."""
+    shown = [title(comparison)]
+    for case in comparison.changed[:_CHANGED]:
+        shown += _wrapped(changed_text(case))
+    shown += _more(len(comparison.changed) - _CHANGED, "changed verdict")
+    for moved in comparison.moved[:_MOVED]:
+        shown += _wrapped(moved_text(moved))
+    shown += _more(len(comparison.moved) - _MOVED, "moved margin")
+    shown += _listed("gone", comparison.gone) + _listed("added", comparison.added)
+    if comparison.environment:
+        shown += ["environment:", *(f"  {difference_text(d)}" for d in comparison.environment)]
+    return [*shown, *comparison.notes]
+
+
+def title(comparison: Comparison) -> str:
+    """The comparison in one sentence."""
+    cases = figures.several(comparison.matched, "case")
+    if comparison.same:
+        return f"{cases} in both runs: no verdict changed, no margin moved, none added, none gone."
+    kinds = ", ".join(f"{count} {kind}" for kind, count in comparison.counts.items() if count)
+    verdicts = "their verdict" if comparison.matched != 1 else "its verdict"
+    return (
+        f"{len(comparison.changed):,} of {cases} changed {verdicts}{f' ({kinds})' if kinds else ''}"
+        f", {figures.several(len(comparison.moved), 'margin')} moved"
+        f", {len(comparison.added):,} added, {len(comparison.gone):,} gone."
+    )
+
+
+def changed_text(case: Changed) -> str:
+    """The case, what its verdict was and is, and what is the matter with it now."""
+    old, new = case.old.verdict, case.new.verdict
+    before, after = _state(old), _state(new)
+    if before == after:
+        before, after = f"{before}, {_expected(old)},", f"{after}, {_expected(new)}"
+    else:
+        before = f"{before},"
+    # An equivalent case has nothing to add: its headline is the same of every one.
+    matter = "" if new.status is Status.EQUIVALENT else f": {headline(new)}"
+    head = f"{SYMBOLS[new.status]} {case.change}: {case_name(case.new)}"
+    return f"{head}: was {before} now {after}{matter}"
+
+
+def moved_text(case: Moved) -> str:
+    """The case, its margin before and now, and what noise may do."""
+    old, new = case.old.verdict, case.new.verdict
+    return (
+        f"{SYMBOLS[new.status]} {case_name(case.new)}: margin was {_margin(old.margin)}, now "
+        f"{_margin(new.margin)} (noise {figures.margin(case.noise)})"
+    )
+
+
+def difference_text(difference: Difference) -> str:
+    """A property, with its value in the old run and in the new."""
+    if difference.old is None:
+        return f"{difference.name}: {difference.new}, only in the new run"
+    if difference.new is None:
+        return f"{difference.name}: {difference.old}, only in the old run"
+    return f"{difference.name}: was {difference.old}, now {difference.new}"
+
+
+def _state(verdict: Verdict) -> str:
+    causes = f" ({'; '.join(verdict.causes)})" if verdict.causes else ""
+    return f"{verdict.status.value}{causes}"
+
+
+def _expected(verdict: Verdict) -> str:
+    return "as expected" if verdict.passed else "not as expected"
+
+
+def _margin(value: float) -> str:
+    return "NaN" if math.isnan(value) else figures.margin(value)
+
+
+def _wrapped(text: str) -> list[str]:
+    return textwrap.wrap(
+        text,
+        _WIDTH,
+        initial_indent="  ",
+        subsequent_indent="    ",
+        break_on_hyphens=False,
+        max_lines=2,
+        placeholder=" …",
+    )
+
+
+def _more(count: int, noun: str) -> list[str]:
+    return [f"  and {figures.several(count, f'more {noun}')}"] if count > 0 else []
+
+
+def _listed(label: str, records: Sequence[Record]) -> list[str]:
+    """The first cases of one run alone by name, and how many are not as expected."""
+    if not records:
+        return []
+    failing = sum(map(fails, records))
+    names = [f"{SYMBOLS[r.verdict.status]} {case_name(r)}" for r in records[:_NAMES]]
+    names += ["…"] if len(records) > _NAMES else []
+    beside = f", {failing:,} not as expected" if failing else ""
+    return [f"{label}{beside}: {', '.join(names)}"]
