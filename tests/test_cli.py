@@ -73,7 +73,10 @@ def test_a_record_that_cannot_be_read_is_said_and_the_others_shown(
     run = shard(tmp_path, "a")
     (run.cases / "torn.json").write_text('{"schema": 9}')
     assert main(["report", str(tmp_path)]) == 0
-    assert "torn.json has schema 9, and this equivtest reads schema 1" in capsys.readouterr().out
+    assert (
+        "torn.json has schema 9, and this equivtest reads schemas 1, 2: a newer"
+        in capsys.readouterr().out
+    )
     assert "1 record could not be read" in (tmp_path / "divergence.html").read_text()
 
 
@@ -127,6 +130,7 @@ def test_equal_runs_compare_with_status_0(
     assert main(["compare", str(old), str(new)]) == 0
     assert capsys.readouterr().out == (
         "1 case in both runs: no verdict changed, no margin moved, none added, none gone.\n"
+        f"comparison: {tmp_path / 'comparison.html'}\n"
     )
 
 

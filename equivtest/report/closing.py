@@ -10,12 +10,14 @@ from pathlib import Path
 from equivtest.compare.verdict import Status
 from equivtest.devices import NO_DEVICE
 from equivtest.report.page import write_page
-from equivtest.report.results import write_results
+from equivtest.report.results import write_parquet, write_results
 from equivtest.report.run import Run, RunFolder, load
 from equivtest.report.summary import step_summary, terminal_lines
 
 PAGE = "divergence.html"
+SELECTION = "selection.html"
 TABLE = "results.csv"
+PARQUET = "results.parquet"
 
 _LARGE_BYTES = 5 * 1024 * 1024
 
@@ -60,11 +62,19 @@ def not_compared(run: Run) -> str:
     return f"nothing was compared: all {len(verdicts)} cases could not be run here"
 
 
-def render(run: Run, out: Path) -> list[str]:
-    """Write table and page to ``out``; returns lines for the terminal."""
-    page = out / PAGE
-    write_results(run.records, out / TABLE)
-    size = write_page(run, page)
+def render(run: Run, out: Path, *, external: bool = False) -> list[str]:
+    """Write tables and page to ``out``; returns lines for the terminal.
+
+    A selection is a page of its own, so that those of the whole run stay.
+
+    Args:
+        external: the page's style and script go into files beside it.
+    """
+    page = out / (SELECTION if run.selection else PAGE)
+    if not run.selection:
+        write_results(run.records, out / TABLE)
+        write_parquet(run.records, out / PARQUET)
+    size = write_page(run, page, external=external)
     lines = terminal_lines(run, page)
     if size > _LARGE_BYTES:
         lines.append(

@@ -23,6 +23,10 @@ LEAST_NOISE = 0.25
 floors (``Precision.kappa``), and another order of sums or another machine moves a distance by up to
 one. Not imported from equivtest.precision, which needs torch."""
 
+FAULTY_NOISE = 0.1
+"""Beyond the tolerance, the part of a margin that says nothing new: the tolerance of C follows a
+measured floor, which another machine measures otherwise, and the fault's distance is the same."""
+
 _CHANGED = 10
 _MOVED = 5
 _NAMES = 3
@@ -143,7 +147,9 @@ def change_of(old: Verdict, new: Verdict) -> Change | None:
 
 def noise(old: Verdict, new: Verdict) -> float:
     """Tolerances by which the margin may move between the two for no reason."""
-    return max(LEAST_NOISE, _floor(old), _floor(new))
+    beyond = [v.margin for v in (old, new) if math.isfinite(v.margin) and v.margin > 1]
+    faulty = FAULTY_NOISE * min(beyond) if len(beyond) == 2 else 0.0
+    return max(LEAST_NOISE, faulty, _floor(old), _floor(new))
 
 
 def moved_by(old: Verdict, new: Verdict) -> float:

@@ -24,6 +24,7 @@ class Outcome:
         outcome: ``named``: caught, with its cause and no other; ``caught``: the verdict is another
             than that on a right loop; ``missed``; or ``not run``.
         told: status and causes of the verdict.
+        case: the record's id.
     """
 
     planted: str
@@ -32,6 +33,7 @@ class Outcome:
     precision: str
     outcome: str
     told: str
+    case: str
 
 
 def outcomes(records: Iterable[Record]) -> list[Outcome]:
@@ -44,6 +46,7 @@ def outcomes(records: Iterable[Record]) -> list[Outcome]:
             record.verdict.card.precision,
             _outcome(_cause(record.planted), record.verdict),
             _told(record.verdict),
+            record.id,
         )
         for record in records
         if record.planted
@@ -60,7 +63,7 @@ def lines(found: Sequence[Outcome]) -> list[str]:
         cells[one.precision] = one.outcome
     head = ["planted", "class", "experiment", "plan", *precisions]
     body = [
-        [planted, _kind(planted), experiment, plan, *(cells.get(p, "–") for p in precisions)]
+        [planted, kind_of(planted), experiment, plan, *(cells.get(p, "–") for p in precisions)]
         for (planted, experiment, plan), cells in rows.items()
     ]
     return [*_columns([head, *body]), *_others(found), *_counts(found, precisions)]
@@ -117,7 +120,9 @@ def _cause(planted: str) -> str:
     return planted.partition("/")[0]
 
 
-def _kind(planted: str) -> str:
+def kind_of(planted: str) -> str:
+    """What kind of cause it is."""
+    """What kind of cause it is."""
     known = Cause.named(_cause(planted))
     return str(known.kind) if known else "–"
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib.util
+import io
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -74,6 +76,20 @@ def write_results(records: Iterable[Record], path: Path) -> None:
     """Write ``results.csv``, whole or not at all."""
     text = results(records).to_csv(index=False)
     write_whole(path, text.encode("utf-8", "backslashreplace"))
+
+
+def write_parquet(records: Iterable[Record], path: Path) -> bool:
+    """Write the same table as Parquet, whole or not at all; False where pyarrow is not installed.
+
+    Columns of numbers are numbers there: counts that may be missing are nullable integers.
+    """
+    if importlib.util.find_spec("pyarrow") is None:
+        return False
+    table = results(records).convert_dtypes(dtype_backend="pyarrow")
+    buffer = io.BytesIO()
+    table.to_parquet(buffer, index=False)
+    write_whole(path, buffer.getvalue())
+    return True
 
 
 def _row(record: Record) -> dict[str, Any]:

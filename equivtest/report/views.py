@@ -6,7 +6,6 @@ import hashlib
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import groupby
 
 from equivtest.compare import figures
 from equivtest.compare.prose import (
@@ -21,13 +20,27 @@ from equivtest.compare.sensitivity import details, sentence
 from equivtest.compare.sheet import sheet
 from equivtest.compare.tables import TensorRow
 from equivtest.compare.verdict import Status, Verdict
+from equivtest.report.detail import Detail
 from equivtest.report.grouping import sentence_case
-from equivtest.report.lanes import Lane, lanes
+from equivtest.report.history import Point
+from equivtest.report.panels.audit import Audit, audit
+from equivtest.report.panels.depth import Depth, depth
+from equivtest.report.panels.lanes import Events, events
+from equivtest.report.panels.memory import Memory, memory
+from equivtest.report.panels.progress import Progress, progress
+from equivtest.report.panels.source import Source, sources
+from equivtest.report.panels.trend import Trend, trend
+from equivtest.report.panels.weights import Mosaic, mosaics
+from equivtest.report.pasted import pasted
 from equivtest.report.ranking import SYMBOLS, fails
 from equivtest.report.record import Record
 from equivtest.report.summary import case_name, expectation_text
 
-_PASSING_TENSORS = 5
+_FEW_TENSORS = 5
+"""Of a case that passes, or is shown in brief."""
+
+_SHORT_TROUBLE = 2000
+"""Characters of a traceback that a case in brief has."""
 
 
 @dataclass(frozen=True)
@@ -47,15 +60,6 @@ class TensorView:
 
 
 @dataclass(frozen=True)
-class WeightsView:
-    """Contribution weights of one update: replicas × microbatches, found beside expected."""
-
-    update: int
-    microbatches: tuple[int, ...]
-    rows: tuple[tuple[int, tuple[tuple[str, str, str, str], ...]], ...]
-
-
-@dataclass(frozen=True)
 class FindingView:
     """What was found, and the prose of its cause where that is not said already."""
 
@@ -68,6 +72,20 @@ class FindingView:
 
 
 @dataclass(frozen=True)
+class Figures:
+    """What is drawn of a case that is shown in full."""
+
+    mosaics: tuple[Mosaic, ...] = ()
+    depth: Depth | None = None
+    events: Events | None = None
+    audit: Audit | None = None
+    progress: Progress | None = None
+    memory: Memory | None = None
+    sources: tuple[Source, ...] = ()
+    pasted: str = ""
+
+
+@dataclass(frozen=True)
 class CaseView:
     """One case."""
 
@@ -77,7 +95,6 @@ class CaseView:
     symbol: str
     status: str
     failing: bool
-    is_open: bool
     margin: str
     headline: str
     expected: str
@@ -91,19 +108,25 @@ class CaseView:
     with_exact: bool
     tensors_left_out: int
     tensors_of: str
-    weights: tuple[WeightsView, ...]
     sources: tuple[tuple[str, str, float, str], ...]
     sensitivity: tuple[tuple[str, str], ...]
-    lanes: tuple[Lane, ...]
+    trend: Trend | None
+    figures: Figures
 
 
-def case_view(record: Record, is_open: bool = False) -> CaseView:
-    """What the page says about one case; failing ones in full."""
-    verdict, failing = record.verdict, fails(record)
+def case_view(
+    record: Record, detail: Detail = Detail.FULL, history: Sequence[Point] = ()
+) -> CaseView:
+    """What the page says about one case.
+
+    Args:
+        history: its margins by run, where several runs are shown.
+    """
+    verdict, full = record.verdict, detail is Detail.FULL
     rows = sorted(
         verdict.rows, key=lambda row: (-figures.orderly(row.margin), row.update, row.tensor)
     )
-    shown = rows if failing else rows[:_PASSING_TENSORS]
+    shown = rows if full and fails(record) else rows[:_FEW_TENSORS]
     with_parameters = any(row.parameter_distance is not None for row in shown)
     return CaseView(
         anchor=anchor(record),
@@ -111,31 +134,49 @@ def case_view(record: Record, is_open: bool = False) -> CaseView:
         name=case_name(record),
         symbol=SYMBOLS[verdict.status],
         status=verdict.status.value,
-        failing=failing,
-        is_open=is_open,
+        failing=fails(record),
         margin=figures.margin(verdict.margin) if verdict.rows else "",
         headline=sentence_case(headline(verdict)),
         expected=expectation_text(record).strip(),
         findings=tuple(_findings(verdict)),
-        trouble=_trouble(verdict),
+        trouble=_trouble(verdict) if full else _trouble(verdict)[:_SHORT_TROUBLE],
         card=tuple(sheet(verdict)),
-        updates=tuple(_updates(verdict)),
+        updates=tuple(_updates(verdict)) if full else (),
         tensors=tuple(_tensor(row, with_parameters) for row in shown),
         with_parameters=with_parameters,
         with_isolated=any(row.isolated_distance is not None for row in shown),
         with_exact=any(row.exact_distance is not None for row in shown),
         tensors_left_out=len(rows) - len(shown),
         tensors_of=_tensors_of(verdict),
-        weights=tuple(_weights(verdict.weight_rows)),
         sources=tuple(_sources(verdict)),
         sensitivity=tuple(_sensitivity(verdict)),
-        lanes=tuple(lanes(verdict.events)) if failing else (),
+        trend=trend(history),
+        figures=_figures(record) if full else Figures(),
+    )
+
+
+def _figures(record: Record) -> Figures:
+    verdict = record.verdict
+    return Figures(
+        mosaics=mosaics(verdict),
+        depth=depth(verdict),
+        events=events(verdict),
+        audit=audit(verdict),
+        progress=progress(verdict),
+        memory=memory(verdict),
+        sources=sources(record.listings, verdict),
+        pasted=pasted(record),
     )
 
 
 def anchor(record: Record) -> str:
     """The case's fragment in the page's address: the same in every run."""
-    return "case-" + hashlib.sha256(record.id.encode("utf-8", "surrogatepass")).hexdigest()[:10]
+    return anchor_of(record.id)
+
+
+def anchor_of(record_id: str) -> str:
+    """The same, of a record's id."""
+    return "case-" + hashlib.sha256(record_id.encode("utf-8", "surrogatepass")).hexdigest()[:10]
 
 
 def _findings(verdict: Verdict) -> Iterable[FindingView]:
@@ -266,28 +307,3 @@ def _tensors_of(verdict: Verdict) -> str:
     updates = figures.several(len({row.update for row in verdict.rows}), "update")
     beyond = sum(not row.margin <= 1 for row in verdict.rows)
     return f"{tensors} in {updates}; {beyond:,} of {len(verdict.rows):,} rows beyond tolerance"
-
-
-def _weights(rows: Sequence[tuple[int, int, int, float, float, float]]) -> Iterable[WeightsView]:
-    for update, of_update in groupby(sorted(rows), key=lambda row: row[0]):
-        found = {(replica, k): rest for _, replica, k, *rest in of_update}
-        microbatches = tuple(sorted({k for _, k in found}))
-        yield WeightsView(
-            update,
-            microbatches,
-            tuple(
-                (replica, tuple(_weight(found.get((replica, k))) for k in microbatches))
-                for replica in sorted({replica for replica, _ in found})
-            ),
-        )
-
-
-def _weight(values: Sequence[float] | None) -> tuple[str, str, str, str]:
-    """Mark, found, expected and class of one weight; off where it differs beyond four sigma."""
-    if values is None:
-        return "", "", "", ""
-    expected, found, sigma = values
-    title = f"expected {expected:.4g}, found {found:.6g} ± {sigma:.1g}"
-    if abs(found - expected) <= max(4 * sigma, 1e-9 * abs(expected)):
-        return "", f"{found:.3f}", title, ""
-    return ("▲" if found > expected else "▼"), f"{found:.3f}", title, "off"

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from itertools import product
 from typing import Any
 
 from equivtest.compare.sensitivity import Outcome, PlantedRun, Sensitivity
-from equivtest.compare.tables import EventRow, TensorRow, UpdateRow
+from equivtest.compare.tables import EventRow, ExampleRow, MicrobatchRow, TensorRow, UpdateRow
 from equivtest.compare.verdict import Card, Failure, Finding, Status, Verdict
 from equivtest.plan import Plan
+from equivtest.report.listing import Listing
 from equivtest.report.record import Record
 
 ENVIRONMENT = {"torch": "2.13.0", "device": "CPU", "python": "3.11.9"}
@@ -96,6 +98,8 @@ def equivalent(
         "updates": (update(0), update(1)),
         "ranks": ("agrees with rank 0",) * plan.D,
         "events": events(plan),
+        "microbatches": microbatches(plan),
+        "examples": examples(plan),
         "duration_s": 0.125,
     }
     return Verdict(**(values | changes))
@@ -164,22 +168,65 @@ def not_run(plan: Plan, precision: str = "tf32") -> Verdict:
         rows=(),
         updates=(),
         events=(),
+        microbatches=(),
+        examples=(),
         failure=Failure("tf32 needs a CUDA device"),
     )
 
 
 def events(plan: Plan) -> tuple[EventRow, ...]:
+    """What a loop does that clips and has one reduction an update; at the lines of ``LISTING``."""
     happened = []
     for rank in range(plan.D):
+        at_s = 0.001 * rank
         for number in (0, 1):
-            for k in range(plan.A):
-                happened += [
-                    EventRow(rank, number, k, "forward"),
-                    EventRow(rank, number, k, "backward"),
-                ]
-            happened.append(EventRow(rank, number, None, "collective", "all_reduce 4,608 elements"))
-            happened += [EventRow(rank, number, None, kind) for kind in ("clip", "applied")]
+            of_microbatches = [
+                (kind, k, line)
+                for k in range(plan.A)
+                for kind, line in (("forward", 14), ("backward", 15))
+            ]
+            of_update = [("clip", None, 16), ("update attempted", None, 17)]
+            last = [("collective", plan.A - 1, 15), *of_update, ("update applied", None, 17)]
+            for kind, k, line in of_microbatches + last:
+                happened.append(EventRow(rank, number, k, kind, "", round(at_s, 6), line))
+                at_s += 0.002
     return tuple(happened)
+
+
+def microbatches(plan: Plan) -> tuple[MicrobatchRow, ...]:
+    """Of 20 and more supervised elements, and 1 KiB each."""
+    return tuple(
+        MicrobatchRow(u, r, k, 20.0 + 10 * r + k, 1024, 0)
+        for r in range(plan.D)
+        for u in (0, 1)
+        for k in range(plan.A)
+    )
+
+
+def examples(plan: Plan) -> tuple[ExampleRow, ...]:
+    """As planned: each id once, in order."""
+    m = plan.examples // (plan.A * plan.D)
+    rows = []
+    for u, r, k in product((0, 1), range(plan.D), range(plan.A)):
+        first = u * plan.examples + (r * plan.A + k) * m
+        ids = tuple(range(first, first + m))
+        rows.append(ExampleRow(u, r, k, ids, ids))
+    return tuple(rows)
+
+
+LISTING = Listing(
+    "cases/test_loop.py",
+    11,
+    (
+        "def my_loop(rank):",
+        "    for group in rank.groups:",
+        "        for batch in group:",
+        "            loss = rank.loss(rank.model, batch)",
+        "            (loss.total / group.local_count).backward()",
+        "        clip_grad_norm_(rank.module.parameters(), 1.0)",
+        "        rank.optimizer.step()",
+    ),
+)
 
 
 def record(verdict: Verdict, experiment: str = "ragged", **changes: Any) -> Record:
@@ -193,6 +240,7 @@ def record(verdict: Verdict, experiment: str = "ragged", **changes: Any) -> Reco
         "rerun": f"pytest '{nodeid}'",
         "environment": ENVIRONMENT,
         "verdict": verdict,
+        "listings": (LISTING,),
     }
     return Record(**(values | changes))
 

@@ -11,8 +11,8 @@ from equivtest.compare.prose import deciding
 from equivtest.compare.tables import TensorRow
 from equivtest.compare.verdict import Verdict
 
-WIDTH = 430.0
-"""Pixels of the axis."""
+WIDTH = 100.0
+"""Of the axis: places are in per cent, so that it fits a phone."""
 
 _MOST = 60
 """Tensors that are drawn one by one; of more, the worst of each module."""
@@ -23,7 +23,7 @@ _LEAST, _LARGEST = 1e-18, 1e4
 
 @dataclass(frozen=True)
 class Mark:
-    """The distance of one update: ``x`` in pixels."""
+    """The distance of one update: ``x`` in per cent."""
 
     x: float
     beyond: bool
@@ -33,7 +33,7 @@ class Mark:
 
 @dataclass(frozen=True)
 class Line:
-    """One tensor, or the worst of a module; places in pixels, None where there is nothing."""
+    """One tensor, or the worst of a module; places in per cent, None where there is nothing."""
 
     name: str
     of: str
@@ -100,13 +100,9 @@ def title(worst: Sequence[TensorRow]) -> str:
     finite = [margin for margin in beyond if math.isfinite(margin)]
     if not finite:
         return f"{every} beyond any tolerance"
-    low, high = min(finite), max(finite)
-    reach = (
-        f"{figures.margin(high)} times"
-        if high < 2 * low
-        else (f"{figures.margin(low)} to {figures.margin(high)} times")
-    )
-    return f"{every} beyond tolerance, by {reach} of it"
+    low, high = figures.margin(min(finite)), figures.margin(max(finite))
+    reach = high if max(finite) < 2 * min(finite) else f"{low} to {high}"
+    return f"{every} beyond tolerance, {reach} times as far as it allows"
 
 
 def _tensors(count: int) -> str:

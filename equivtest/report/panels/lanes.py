@@ -1,7 +1,7 @@
 """What each rank did, update by update, in order; and beside it when.
 
-The order is drawn in columns of which each collective is one for all ranks, so that a reduction too
-many, too early or missing is seen at a glance. Ranks that did the same are told once.
+The order comes first, an event a mark, so that a reduction too many, too early or missing is seen
+at a glance, whatever it took; ranks that did the same are told once. Times stand below, by rank.
 """
 
 from __future__ import annotations
@@ -14,14 +14,11 @@ from equivtest.compare import figures
 from equivtest.compare.tables import EventRow
 from equivtest.compare.verdict import Verdict
 
-WIDTH = 880.0
-"""Pixels of the axis of time."""
+WIDTH = 100.0
+"""Of the axis of time: places are in per cent."""
 
 _TIMED_RANKS = 8
 """Ranks whose times are drawn; the first ones of more."""
-
-_REPEATED = 3
-"""So many rounds of the same events are told once, with how often."""
 
 SHORT = {
     "forward": "F",
@@ -81,7 +78,7 @@ class Lane:
 
 @dataclass(frozen=True)
 class Span:
-    """A stretch of time on one rank; places in pixels."""
+    """A stretch of time on one rank; places in per cent."""
 
     x: float
     width: float
@@ -112,7 +109,7 @@ def events(verdict: Verdict) -> Events | None:
     if not verdict.events:
         return None
     told = tuple(lanes(verdict.events))
-    timed = [u for u in dict.fromkeys(lane.update for lane in told)]
+    timed = list(dict.fromkeys(lane.update for lane in told))
     return Events(title(told), told, tuple(filter(None, (_times(verdict, u) for u in timed))))
 
 
@@ -217,8 +214,8 @@ def _spans(rows: Sequence[EventRow], begun: float, scale: float) -> Iterable[Spa
         mark = Mark(event.kind, event.microbatch, event.detail)
         lasted = after.at_s - event.at_s
         yield Span(
-            round((event.at_s - begun) * scale, 1),
-            round(max(lasted * scale - 0.5, 1.5), 1),
+            round((event.at_s - begun) * scale, 2),
+            round(max(lasted * scale, 0.3), 2),
             mark.css,
             f"{mark.text}: {figures.duration(lasted)}",
         )

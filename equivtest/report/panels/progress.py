@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, pairwise
 
 from equivtest.compare import figures
 from equivtest.compare.tables import UpdateRow
@@ -121,7 +121,7 @@ def _steady(values: Sequence[float]) -> str:
 
 
 def _scale(values: Sequence[float]) -> str:
-    fell = sum(after < before for before, after in zip(values, values[1:], strict=False))
+    fell = sum(after < before for before, after in pairwise(values))
     if fell:
         return f"{_steady(values)}, lowered {'once' if fell == 1 else f'{fell} times'}"
     return _steady(values)

@@ -126,8 +126,8 @@ def title(weights: Sequence[Weight]) -> str:
             else "one weight a replica: its microbatches count alike"
         )
     low, high = min(one.ratio for one in off), max(one.ratio for one in off)
-    reach = _times(low) if _alike([low, high]) else f"{low:.3g} to {_times(high)}"
-    return f"{len(off)} of {len(weights)} microbatches count {reach}"
+    reach = f"{low:.3g}" if _alike([low, high]) else f"{low:.3g} to {high:.3g}"
+    return f"{len(off)} of {len(weights)} microbatches count {reach} times what they should"
 
 
 def _weights(

@@ -1,0 +1,77 @@
+"""How much of each case the page shows, so that it stays readable and loads at once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from equivtest.report.grouping import failing_groups
+from equivtest.report.ranking import fails, fixed_key, worst_first
+from equivtest.report.record import Record
+
+FULL_BYTES = 2_400_000
+"""Of cases in full: with those, some 30 to 45 kB each, a page of 1,000 cases stays below 5 MB."""
+
+BRIEF_BYTES = 3_500_000
+"""Of cases in full and in brief."""
+
+
+class Detail(StrEnum):
+    """What is shown of one case."""
+
+    FULL = "in full"
+    BRIEF = "in brief"
+    """Without figures: verdict, findings, the worst five tensors, card."""
+    LINE = "as a line"
+    """Its name, verdict and margin."""
+
+
+@dataclass(frozen=True)
+class Shown:
+    """A case as HTML, and how much of it that is."""
+
+    record: Record
+    detail: Detail
+    html: str
+
+
+def shown(records: Sequence[Record], render: Callable[[Record, Detail], str]) -> dict[str, Shown]:
+    """By id each case as HTML; the worst of each finding first, in full while there is room.
+
+    Args:
+        render: makes the HTML of a case.
+    """
+    found: dict[str, Shown] = {}
+    used = 0
+    for record in _by_importance(records):
+        detail = Detail.FULL if fails(record) or record.verdict.noted else Detail.BRIEF
+        if detail is Detail.FULL and used > FULL_BYTES:
+            detail = Detail.BRIEF
+        if used > BRIEF_BYTES:
+            detail = Detail.LINE
+        html = render(record, detail)
+        used += len(html)
+        found[record.id] = Shown(record, detail, html)
+    return found
+
+
+def told(found: Sequence[Shown]) -> str:
+    """What was left out of how many cases; empty where every case has what its verdict asks for."""
+    brief = sum(one.detail is Detail.BRIEF and fails(one.record) for one in found)
+    lines = sum(one.detail is Detail.LINE for one in found)
+    parts = []
+    if brief:
+        parts.append(f"{brief:,} cases that are not as expected are shown in brief")
+    if lines:
+        parts.append(f"{lines:,} cases as a line each")
+    return " and ".join(parts)
+
+
+def _by_importance(records: Sequence[Record]) -> list[Record]:
+    leading = [group.worst for group in failing_groups(records)]
+    first = {record.id for record in leading}
+    failing = [r for r in worst_first(records) if fails(r) and r.id not in first]
+    others = sorted((r for r in records if not fails(r)), key=fixed_key)
+    others.sort(key=lambda r: not (r.verdict.findings or r.verdict.noted))
+    return [*leading, *failing, *others]

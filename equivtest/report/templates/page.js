@@ -1,0 +1,171 @@
+// Filter, sort, state in the address, keys, copying. The page is whole without any of it.
+(() => {
+  "use strict";
+  const one = (selector, within = document) => within.querySelector(selector);
+  const all = (selector, within = document) => [...within.querySelectorAll(selector)];
+  document.documentElement.classList.add("js");
+
+  const form = one("#filter");
+  const table = one("table.index");
+  const rows = table ? all("tbody tr", table) : [];
+  const boxes = form ? all("input[name=status]", form) : [];
+  const words = form ? one("input[name=q]", form) : null;
+  const text = new Map(rows.map((row) => [row, `${row.textContent} ${row.dataset.words}`.toLowerCase()]));
+  const cells = all(".matrix td a");
+  const cellText = new Map(cells.map((cell) => [cell, describe(cell)]));
+  let sorting = "";
+
+  // What a cell of the matrix is about: its block, precision and plan.
+  function describe(cell) {
+    const block = one(".block", cell.closest("tbody"));
+    return `${block.textContent} ${cell.closest("tr").firstElementChild.textContent} ${cell.title}`.toLowerCase();
+  }
+
+  // The address is #place?status=fault&q=words&sort=margin:d: a fragment alone, which files may change.
+  function read() {
+    const [place, query = ""] = location.hash.slice(1).split("?");
+    return { place, state: new URLSearchParams(query) };
+  }
+
+  function write() {
+    const state = new URLSearchParams();
+    const on = boxes.filter((box) => box.checked).map((box) => box.value);
+    if (on.length < boxes.length) state.set("status", on.join(","));
+    if (words && words.value) state.set("q", words.value);
+    if (sorting) state.set("sort", sorting);
+    const query = state.toString();
+    const hash = `#${read().place}${query ? `?${query}` : ""}`;
+    history.replaceState(null, "", hash === "#" ? location.pathname + location.search : hash);
+  }
+
+  function show() {
+    const on = new Set(boxes.filter((box) => box.checked).map((box) => box.value));
+    const wanted = words.value.toLowerCase().split(/\s+/).filter(Boolean);
+    const match = (content) => wanted.every((word) => content.includes(word));
+    let shown = 0, cases = 0, total = 0;
+    for (const row of rows) {
+      row.hidden = !(on.has(row.dataset.status) && match(text.get(row)));
+      total += Number(row.dataset.cases);
+      if (!row.hidden) { shown += 1; cases += Number(row.dataset.cases); }
+    }
+    for (const cell of cells) {
+      cell.classList.toggle("dim", !(on.has(cell.className.split(" ")[0]) && match(cellText.get(cell))));
+    }
+    for (const link of all(".strip a")) {
+      const only = on.size === 1 && boxes.length > 1 && on.has(link.dataset.status);
+      link.setAttribute("aria-current", String(only));
+    }
+    one("output", form).textContent = `${shown} of ${rows.length} rows, ${cases} of ${total} cases`;
+  }
+
+  function sort(key, direction) {
+    const heads = all("thead th", table);
+    const column = heads.findIndex((head) => head.dataset.sort === key);
+    if (column < 0) return;
+    sorting = `${key}:${direction}`;
+    heads.forEach((head) => head.removeAttribute("aria-sort"));
+    heads[column].setAttribute("aria-sort", direction === "d" ? "descending" : "ascending");
+    const value = (row) => row.cells[column].dataset.value ?? row.cells[column].textContent.trim();
+    const numeric = rows.every((row) => row.cells[column].dataset.value !== undefined);
+    const order = (a, b) => (numeric ? Number(value(a)) - Number(value(b)) : value(a).localeCompare(value(b)));
+    const sorted = [...rows].sort((a, b) => (direction === "d" ? order(b, a) : order(a, b)));
+    one("tbody", table).append(...sorted);
+  }
+
+  function apply() {
+    const { place, state } = read();
+    if (form) {
+      const on = state.get("status");
+      for (const box of boxes) box.checked = on === null || on.split(",").includes(box.value);
+      words.value = state.get("q") ?? "";
+      const [key, direction] = (state.get("sort") ?? "").split(":");
+      if (key) sort(key, direction === "a" ? "a" : "d");
+      show();
+    }
+    reveal(place);
+  }
+
+  function reveal(place) {
+    const target = place && document.getElementById(place);
+    if (!target) return;
+    for (let at = target; at; at = at.parentElement) if (at.localName === "details") at.open = true;
+    target.scrollIntoView();
+    for (const old of all(".at")) old.classList.remove("at");
+    target.classList.add("at");
+  }
+
+  // The cases in the order of the page; n and p go from one to the next.
+  function go(by) {
+    const heads = all(".case > summary").filter((head) => head.offsetParent);
+    const current = heads.findIndex((head) => head.parentElement.contains(document.activeElement));
+    const next = heads[Math.min(Math.max(current < 0 ? (by > 0 ? 0 : -1) : current + by, 0), heads.length - 1)];
+    if (!next) return;
+    next.parentElement.open = true;
+    next.focus();
+    next.scrollIntoView();
+  }
+
+  if (form) {
+    for (const head of all("thead th[data-sort]", table)) {
+      const button = document.createElement("button");
+      button.type = "button";
+      button.append(...head.childNodes);
+      head.append(button);
+      button.addEventListener("click", () => {
+        const first = head.classList.contains("number") ? "d" : "a";
+        const other = first === "d" ? "a" : "d";
+        sort(head.dataset.sort, sorting === `${head.dataset.sort}:${first}` ? other : first);
+        write();
+      });
+    }
+    form.addEventListener("input", () => { show(); write(); });
+    form.addEventListener("submit", (event) => event.preventDefault());
+    form.addEventListener("reset", () => setTimeout(() => { show(); write(); }));
+    for (const link of all(".strip a")) {
+      link.addEventListener("click", () => {
+        const only = link.getAttribute("aria-current") === "true";
+        for (const box of boxes) box.checked = only || box.value === link.dataset.status;
+        show();
+      });
+    }
+  }
+
+  for (const block of all(".copy")) {
+    const button = document.createElement("button");
+    button.type = "button";
+    button.textContent = "Copy";
+    button.addEventListener("click", async () => {
+      const code = one("code", block);
+      getSelection().selectAllChildren(code);
+      try { await navigator.clipboard.writeText(code.textContent); } catch { document.execCommand("copy"); }
+      button.textContent = "Copied";
+      setTimeout(() => { button.textContent = "Copy"; }, 1500);
+    });
+    block.append(button);
+  }
+
+  document.addEventListener("keydown", (event) => {
+    const typing = event.target.matches("input, textarea");
+    if (event.ctrlKey || event.metaKey || event.altKey) return;
+    if (event.key === "Escape" && event.target === words) { form.reset(); words.blur(); }
+    if (typing) return;
+    if (event.key === "/" && words) { event.preventDefault(); words.focus(); }
+    if (event.key === "n") go(1);
+    if (event.key === "p") go(-1);
+  });
+
+  // A plain link to a place keeps the view: the state moves over to the new address.
+  addEventListener("hashchange", () => {
+    const { place, state } = read();
+    if ([...state].length) { apply(); return; }
+    reveal(place);
+    if (form) write();
+  });
+  let closed = [];
+  addEventListener("beforeprint", () => {
+    closed = all("details:not([open])");
+    for (const details of closed) details.open = true;
+  });
+  addEventListener("afterprint", () => { for (const details of closed) details.open = false; });
+  apply();
+})();
