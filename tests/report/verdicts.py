@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 import math
+from dataclasses import fields, replace
 from itertools import product
 from typing import Any
 
 from equivtest.compare.sensitivity import Outcome, PlantedRun, Sensitivity
-from equivtest.compare.tables import EventRow, ExampleRow, MicrobatchRow, TensorRow, UpdateRow
+from equivtest.compare.tables import (
+    EventRow,
+    ExampleRow,
+    MicrobatchRow,
+    SourceRow,
+    TensorRow,
+    UpdateRow,
+)
 from equivtest.compare.verdict import Card, Failure, Finding, Status, Verdict
 from equivtest.plan import Plan
 from equivtest.report.listing import Listing
@@ -249,3 +257,39 @@ def nothing_finite(plan: Plan) -> Verdict:
     """A verdict with each float that JSON has no word for."""
     row = tensor(NAMES[0], replay_distance=math.nan, oracle_distance=math.inf, norm=-math.inf)
     return equivalent(plan, rows=(row,), updates=(update(0, loss=math.nan),))
+
+
+HOSTILE = (
+    "<script>window.owned = 1</script><img src=x onerror='window.owned = 2'>\"'&{{ 7*7 }}"
+    "</style></script></pre></title><!--\u202e\udcff"
+)
+"""Ends what it may stand in, runs what it can, turns the writing round, and is no UTF-8."""
+
+
+def _hostile(value: Any) -> Any:
+    return HOSTILE if isinstance(value, str) else value
+
+
+def everywhere_hostile() -> Record:
+    """A record with the hostile text in every text field that reaches the page."""
+    verdict = fault(Plan(4, 2, 2))
+    values = {f.name: _hostile(getattr(verdict.card, f.name)) for f in fields(verdict.card)}
+    names = dict.fromkeys(("null_tensors", "blind_tensors", "not_judged"), (HOSTILE,))
+    card = replace(verdict.card, **(values | names))
+    verdict = replace(
+        verdict,
+        status=Status.ERROR,
+        card=card,
+        findings=(Finding(HOSTILE, HOSTILE, tensor=HOSTILE, distance=1.0, tolerance=0.5),),
+        notes=(HOSTILE,),
+        rows=(tensor(HOSTILE, dtype=HOSTILE, state=HOSTILE),),
+        ranks=(HOSTILE,),
+        events=(EventRow(0, 0, 0, HOSTILE, HOSTILE),),
+        failure=Failure(HOSTILE, 0, HOSTILE),
+        expect=(HOSTILE,),
+        source_rows=(SourceRow(HOSTILE, 1.0, HOSTILE, claimed=True),),
+    )
+    made = record(verdict)
+    texts = {f.name: HOSTILE for f in fields(made) if isinstance(getattr(made, f.name), str)}
+    listings = (Listing(HOSTILE, 1, (HOSTILE,)),)
+    return replace(made, **texts, environment={HOSTILE: HOSTILE}, listings=listings)

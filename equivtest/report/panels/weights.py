@@ -192,12 +192,12 @@ def _runs(weights: Sequence[Weight]) -> Iterable[tuple[str, Weight]]:
     """Each weight with its label; of many, neighbours with the same number as one."""
     if len(weights) <= _MICROBATCHES:
         for one in weights:
-            yield f"{one.microbatch}", one
+            yield f"k{one.microbatch}", one
         return
     for _, run in groupby(weights, key=lambda one: f"{one.ratio:.3f}"):
         same = list(run)
         first, last = same[0], same[-1]
-        label = f"{first.microbatch}"
+        label = f"k{first.microbatch}"
         if first is not last:
             label += f"–{last.microbatch}"
         yield label, replace(first, supervised=sum(one.supervised for one in same))
@@ -217,7 +217,7 @@ def _cell(one: Weight, label: str, x: float, width: float, base: float) -> Cell:
         mark=mark,
         figure=figure if room else mark if width >= 9 else "",
         label=label if width >= 6.0 * len(label) else "",
-        name=f"microbatch{'es' if '–' in label else ''} {label}",
+        name=f"microbatch{'es' if '–' in label else ''} {label[1:]}",
         text=f"{one.found:.6g} ± {one.sigma:.1g}, planned {one.expected:.4g}",
     )
 
