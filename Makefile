@@ -1,5 +1,5 @@
 .DEFAULT_GOAL := help
-.PHONY: help setup cases full test gpu-matrix bench soak example report lint
+.PHONY: help setup cases full test browser gpu-matrix bench soak example report lint
 
 PYTHON ?= python3
 PYTEST_ARGS ?=
@@ -38,6 +38,14 @@ full: $(STAMP) ## run the cases in every precision and on up to 8 replicas
 
 test: $(STAMP) ## run the tests
 	$(BIN)/pytest tests -n auto --hypothesis-profile=ci $(PYTEST_ARGS)
+
+browser: $(STAMP) ## install a Chromium for the tests of the page, which are skipped without one
+	@if command -v chromium >/dev/null; then :; \
+	elif command -v apt-get >/dev/null && [ "$$(id -u)" = 0 ]; then \
+	  apt-get update -qq && apt-get install -qq -y --no-install-recommends chromium fonts-liberation \
+	    >/dev/null; \
+	else $(BIN)/playwright install chromium; fi
+	@echo "a browser is there: make test runs the tests of the page"
 
 # From here, with this interpreter, whether or not equivtest is installed in it.
 gpu-matrix: $(GPU_SETUP) ## run the cases in every precision on the GPUs at hand (NCCL)

@@ -51,6 +51,8 @@ def telling(findings: Sequence[Finding]) -> tuple[Finding, ...]:
     # What has a name of its own says more than any general one; sources come last.
     order: dict[str, int] = {cause: -1 for cause in Cause if cause.kind is not Kind.SOURCE}
     order |= {cause: k for k, cause in enumerate(ORDER)}
+    # It makes groups of its own: what else was named happens in those.
+    order[Cause.UPDATE_PER_MICROBATCH] = -2
     kept: dict[tuple[object, ...], Finding] = {}
     for f in _worst_for_all(findings):  # the same on several ranks is said once
         if f.cause not in consequences:

@@ -100,10 +100,10 @@ def find(folder: Path, latest: int = 1) -> list[Path]:
     Raises:
         FileNotFoundError: there is none.
     """
-    if (folder / "cases").is_dir():
+    if _is_run(folder):
         return [folder]
     homes = sorted(path for path in folder.rglob("runs") if path.is_dir())
-    runs = [[run for run in home.iterdir() if (run / "cases").is_dir()] for home in homes]
+    runs = [[run for run in home.iterdir() if _is_run(run)] for home in homes]
     found = [run for of_home in runs for run in sorted(of_home, key=age)[-latest:]]
     if not found:
         raise FileNotFoundError(
@@ -111,6 +111,11 @@ def find(folder: Path, latest: int = 1) -> list[Path]:
             "or a run's own folder"
         )
     return found
+
+
+def _is_run(folder: Path) -> bool:
+    """Also that of a session which was killed before its first case."""
+    return (folder / "cases").is_dir() or (folder / "collected.json").is_file()
 
 
 def load(folders: Iterable[Path]) -> Run:

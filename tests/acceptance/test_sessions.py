@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import xml.etree.ElementTree as ElementTree
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +12,8 @@ from typing import Any
 import pandas as pd
 import pytest
 from sessions import LINEAR, LINEAR_CASES, Session, a_session
+
+from equivtest.cli import main
 
 SEVERAL = """
 def test_both(equivalence):
@@ -98,7 +101,28 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Ended:
 
 @pytest.fixture(scope="module")
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Ended:
-    return of_three_files(tmp_path_factory.mktemp("shared"), "-n", "2", "-v")
+    return of_three_files(tmp_path_factory.mktemp("shared"), "-n", "2", "-v", "--equiv-run-id=one")
+
+
+SHARDS = (
+    ("test_linear.py::test_right",),
+    ("test_linear.py", "-k", "not right"),
+    ("test_several.py",),
+    ("test_where.py",),
+)
+
+
+@pytest.fixture(scope="module")
+def sharded(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The page of four sessions, each with a part of the tests and reports of its own."""
+    folder = tmp_path_factory.mktemp("sharded")
+    for k, chosen in enumerate(SHARDS):
+        of_three_files(
+            folder, "-p", "no:xdist", *chosen, "--equiv-run-id=one",
+            f"--equiv-reports=shards/{k}/reports",
+        )  # fmt: skip
+    assert main(["report", str(folder / "shards"), "--out", str(folder / "merged")]) == 0
+    return folder / "merged" / "divergence.html"
 
 
 def test_one_process_leaves_records_table_page_and_a_summary(alone: Ended) -> None:
@@ -169,6 +193,22 @@ def test_two_workers_leave_the_records_that_one_process_leaves(alone: Ended, sha
         return {path.name: path.read_text().split('"volatile"')[0] for path in paths}
 
     assert stable(alone) == stable(shared)
+
+
+def test_one_process_two_workers_and_four_shards_give_the_same_page_but_for_times(
+    alone: Ended, shared: Ended, sharded: Path
+) -> None:
+    pages = [alone.session.page(), shared.session.page(), sharded.read_text()]
+    assert len(pages[0]) > 100_000
+    first, second, third = map(timeless, pages)
+    assert first == second
+    assert first == third
+
+
+def timeless(page: str) -> str:
+    """Without durations, and without the times of events."""
+    page = re.sub(r'<details class="when">.*?</details>', "", page, flags=re.S)
+    return re.sub(r"\b\d+(\.\d+)? (ms|s|min)\b", "some time", page)
 
 
 def test_cases_of_one_function_stay_on_one_worker(shared: Ended) -> None:
