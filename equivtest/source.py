@@ -32,11 +32,12 @@ def file_of(function: Callable[..., Any] | None) -> str:
     return "" if code is None else code.co_filename
 
 
-def line_in(file: str) -> int | None:
-    """The line of ``file`` that is running in this thread: of its innermost call, if in any."""
+def lines_in(file: str) -> tuple[int, ...]:
+    """The lines of ``file`` that are running in this thread, those of the innermost call first."""
+    found: list[int] = []
     frame: FrameType | None = sys._getframe(1) if file else None
     while frame is not None:
         if frame.f_code.co_filename == file:
-            return frame.f_lineno
+            found.append(frame.f_lineno)
         frame = frame.f_back
-    return None
+    return tuple(found)

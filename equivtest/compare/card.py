@@ -96,7 +96,7 @@ def event_rows(traces: Sequence[Trace]) -> tuple[EventRow, ...]:
             event.kind,
             event.detail,
             round(event.at_s - first_s, 6),
-            event.line,
+            event.lines,
         )
         for trace in traces
         for event in trace.events

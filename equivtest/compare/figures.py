@@ -26,6 +26,11 @@ def margin(value: float | None) -> str:
     return f"{value:.2f}" if value < 99.995 else _compact(f"{value:.1e}")
 
 
+def faulty_margin(value: float) -> str:
+    """A fault's margin: of one within tolerance it was no distance that told."""
+    return "within" if value <= 1 else margin(value)
+
+
 def share(value: float, decimals: int = 0) -> str:
     """A part of a whole in per cent; ``<1%`` for what would round to nothing, and never ``-0%``."""
     least = 10.0**-decimals

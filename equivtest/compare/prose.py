@@ -89,7 +89,7 @@ def headline(verdict: Verdict) -> str:
         return unnamed_first(verdict)[0].text
     if verdict.cause:
         told = what_happened(verdict.cause) or verdict.findings[0].text
-        others = len(verdict.causes) - 1
+        others = sum(not cause.startswith("source.") for cause in verdict.causes[1:])
         more = f" And {figures.several(others, 'more cause')}, below." if others else ""
         return told + more
     if verdict.findings:

@@ -121,8 +121,8 @@ class SourceRow:
 class EventRow:
     """One event of one rank, in the order in which it happened there.
 
-    ``at_s`` counts from the first event of any rank; ``line`` is of the loop's own file, None where
-    it came from elsewhere.
+    ``at_s`` counts from the first event of any rank; ``lines`` are those of the loop's own file
+    that it came from, of the innermost call first.
     """
 
     rank: int
@@ -131,7 +131,7 @@ class EventRow:
     kind: str
     detail: str = ""
     at_s: float = 0.0
-    line: int | None = None
+    lines: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)

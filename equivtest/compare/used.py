@@ -141,18 +141,22 @@ def without(traces: Sequence[Trace], updates: Collection[int]) -> list[Trace]:
 
 
 def audit(case: Case, traces: Sequence[Trace]) -> tuple[ExampleRow, ...]:
-    """Which examples each microbatch received beside those that the plan deals to it."""
-    return tuple(
-        ExampleRow(u, trace.rank, k, m.ids, _dealt(case, trace.rank, u, k), m.by_contents)
-        for trace in traces
-        for u, update in enumerate(trace.updates)
-        for k, m in enumerate(update.microbatches)
-    )
+    """Which examples each microbatch received beside those that the plan deals to it.
+
+    A microbatch of the plan that never ran received none.
+    """
+    return tuple(row for trace in traces for row in _audited(case, trace))
 
 
-def _dealt(case: Case, rank: int, u: int, k: int) -> Ids | None:
-    own = case.groups[u].ids[rank] if u < len(case.groups) else ()
-    return own[k] if k < len(own) else None
+def _audited(case: Case, trace: Trace) -> Iterator[ExampleRow]:
+    for u in range(max(len(case.groups), len(trace.updates))):
+        ran = trace.updates[u].microbatches if u < len(trace.updates) else ()
+        dealt = case.groups[u].ids[trace.rank] if u < len(case.groups) else ()
+        for k, m in enumerate(ran):
+            planned = dealt[k] if k < len(dealt) else None
+            yield ExampleRow(u, trace.rank, k, m.ids, planned, m.by_contents)
+        for k in range(len(ran), len(dealt)):
+            yield ExampleRow(u, trace.rank, k, (), dealt[k])
 
 
 def order_notes(

@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from difflib import get_close_matches
 from enum import StrEnum
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 from equivtest.causes import Cause, Kind
@@ -169,7 +170,7 @@ class Verdict:
     expect: tuple[str, ...] = ("equivalent",)
     duration_s: float = 0.0
 
-    @property
+    @cached_property
     def causes(self) -> tuple[str, ...]:
         """Names of what is beside the plan, the most telling first."""
         return tuple(dict.fromkeys(str(f.cause) for f in self.findings if f.cause))
@@ -196,29 +197,29 @@ class Verdict:
         causes = set(self.causes)
         return named and causes <= set(self.expect) <= causes | set(self.noted)
 
-    @property
+    @cached_property
     def noted(self) -> tuple[str, ...]:
         """Causes that are no mistakes, which notes name: costs, logs and conventions."""
         heads = [Cause.named(note.partition(": ")[0]) for note in self.notes]
         return tuple(dict.fromkeys(str(head) for head in heads if head))
 
-    @property
+    @cached_property
     def margin(self) -> float:
         return max((row.margin for row in self.rows if row.state != "not judged"), default=math.nan)
 
-    @property
+    @cached_property
     def replay_margin(self) -> float | None:
         return _largest(row.replay_margin for row in self.rows)
 
-    @property
+    @cached_property
     def split_margin(self) -> float | None:
         return _largest(row.split_margin for row in self.rows)
 
-    @property
+    @cached_property
     def oracle_margin(self) -> float | None:
         return _largest(row.oracle_margin for row in self.rows if not (row.null or row.blind))
 
-    @property
+    @cached_property
     def worst(self) -> TensorRow | None:
         """The row with the largest margin, among those judged if any were."""
         judged = [row for row in self.rows if row.state != "not judged"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from torch import Tensor
@@ -386,7 +386,13 @@ class _UpdateJudge:
             loop.seen[0],
             loop.gradients[0],
             self.arms.replay,
-            supervised=sum(self.arms.counts.values()),
+            supervised=_supervised(loop, self.arms.counts),
             loss=loss,
             oracle_loss=None if oracle is None else oracle.loss,
         )
+
+
+def _supervised(loop: Loop, planned: Mapping[str, float]) -> float:
+    """Elements that the losses of the update counted, or else those of the plan's group."""
+    counts = [m.counts for one in loop.seen for m in one.microbatches]
+    return sum(map(sum, counts)) if counts and all(counts) else sum(planned.values())

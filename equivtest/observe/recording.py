@@ -16,7 +16,7 @@ from equivtest.observe.memory import DevicePeak, GraphMemory, LivingGraphs
 from equivtest.observe.operations import OpenOperation
 from equivtest.observe.snapshot import ModelState, hyperparameters
 from equivtest.observe.trace import Event, OptimizerState, ParamGroups, Tensors, Trace, UpdateTrace
-from equivtest.source import line_in
+from equivtest.source import lines_in
 
 OF_A_MICROBATCH = frozenset({"forward", "backward", "collective"})
 """Kinds of events that belong to one microbatch; the others belong to the update."""
@@ -146,7 +146,7 @@ class Recording:
             begun=current + 1,
             attempted=self._open.attempted,
             at_s=time.perf_counter(),
-            line=line_in(self._file),
+            lines=lines_in(self._file),
         )
         self._events.append(event)
         where = "" if microbatch is None else f" of microbatch {microbatch}"

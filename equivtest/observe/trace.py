@@ -44,7 +44,7 @@ class Event:
         begun: microbatches of the group that had begun.
         attempted: the update had been attempted.
         at_s: when it began, in seconds of a clock that all processes of a machine share.
-        line: of the loop's own file, from which it came; None where that is not known.
+        lines: of the loop's own file, from which it came, those of the innermost call first.
     """
 
     kind: str
@@ -54,7 +54,7 @@ class Event:
     begun: int = 0
     attempted: bool = False
     at_s: float = 0.0
-    line: int | None = None
+    lines: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)

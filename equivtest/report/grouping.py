@@ -38,7 +38,7 @@ class Failing:
 
     @property
     def margin(self) -> str:
-        return figures.margin(self.worst.verdict.margin)
+        return figures.faulty_margin(self.worst.verdict.margin)
 
     @property
     def text(self) -> str:

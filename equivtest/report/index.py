@@ -8,10 +8,13 @@ from dataclasses import dataclass
 from equivtest.compare import figures
 from equivtest.compare.figures import orderly
 from equivtest.compare.prose import deciding, headline
-from equivtest.compare.verdict import Status
+from equivtest.compare.verdict import Status, Verdict
 from equivtest.report.identity import DEFAULT_WRAP
 from equivtest.report.ranking import fails, worst_first
 from equivtest.report.record import Record
+
+_WORDS = 160
+"""Characters of a finding that the filter searches."""
 
 
 @dataclass(frozen=True)
@@ -65,15 +68,22 @@ def _row(cases: Sequence[Record], ran: dict[tuple[str, ...], set[str]]) -> Index
         cases=len(cases),
         plans=_plans(list(plans), len(ran[place])),
         worst=worst,
-        margin=figures.margin(verdict.margin) if verdict.rows else figures.ABSENT,
+        margin=_margin(verdict),
         order=_finite(verdict.margin) if verdict.rows else -1.0,
         distance=figures.distance(distance),
         distance_order=_finite(distance) if distance is not None else -1.0,
         tolerance=figures.distance(tolerance),
         floor=figures.distance(row.noise_floor if row else None),
         told=_told(worst),
-        words=" ".join(dict.fromkeys([*plans, worst.planted])).strip(),
+        words=" ".join(dict.fromkeys([*plans, worst.planted, _said(worst)])).strip(),
     )
+
+
+def _margin(verdict: Verdict) -> str:
+    if not verdict.rows:
+        return figures.ABSENT
+    told = figures.faulty_margin if verdict.status is Status.FAULT else figures.margin
+    return told(verdict.margin)
 
 
 def _plans(plans: Sequence[str], ran: int) -> str:
@@ -89,6 +99,12 @@ def _told(record: Record) -> str:
         return ""
     text = headline(verdict)
     return text if len(text) <= 90 else f"{text[:88].rstrip()} …"
+
+
+def _said(record: Record) -> str:
+    """What was found, for the filter, where it is short."""
+    findings = record.verdict.findings
+    return findings[0].text[:_WORDS] if findings else ""
 
 
 def _finite(value: float) -> float:

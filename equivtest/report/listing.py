@@ -47,7 +47,7 @@ def listings(
     if code is None:
         return ()
     lines = linecache.getlines(code.co_filename)
-    seen = {event.line for event in events if event.line is not None}
+    seen = {line for event in events for line in event.lines}
     spans = _spans(lines, [code.co_firstlineno, *sorted(seen)])
     file = _shown(Path(code.co_filename), root)
     return tuple(

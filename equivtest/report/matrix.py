@@ -88,7 +88,8 @@ def cell(record: Record) -> Cell:
     verdict = record.verdict
     status, failing = verdict.status, fails(record)
     unusual = verdict.expect != ("equivalent",)
-    figure = figures.margin(verdict.margin) if verdict.rows else ""
+    told = figures.faulty_margin if status is Status.FAULT else figures.margin
+    figure = told(verdict.margin) if verdict.rows else ""
     expected = "not as expected" if failing else "as expected"
     margin = f", margin {figure}" if figure else ""
     causes = f" ({', '.join(verdict.causes)})" if verdict.causes else ""

@@ -19,6 +19,7 @@ from equivtest.report.faulttable import fault_table
 from equivtest.report.grouping import evidence, failing_groups, sentence_case
 from equivtest.report.index import index
 from equivtest.report.matrix import matrices
+from equivtest.report.panels.source import Source, sources
 from equivtest.report.panels.weights import Mosaic, mosaics
 from equivtest.report.ranking import fails, fixed_key, worst, worst_first
 from equivtest.report.record import Record
@@ -27,9 +28,9 @@ from equivtest.report.summary import case_name, counts, missing_text, title
 from equivtest.report.templating import templates
 from equivtest.report.views import anchor, case_view
 
-# With more failures than this only the worst of each finding is open: forty open cases hide the
-# second fault below the first.
-_ALL_OPEN = 12
+# Of more failures the worst cases of the first findings: forty open cases hide the second fault
+# below the first.
+_OPEN = 3
 
 
 def write_page(run: Run, path: Path, *, external: bool = False) -> int:
@@ -82,6 +83,7 @@ def _worst(records: Sequence[Record]) -> dict[str, Any]:
         "worst_evidence": evidence(record),
         "worst_change": what_to_change(record.verdict.cause),
         "worst_mosaic": _telling(mosaics(record.verdict)) if fails(record) else None,
+        "worst_source": _pointed(record) if fails(record) else None,
     }
 
 
@@ -91,19 +93,24 @@ def _telling(found: Sequence[Mosaic]) -> Mosaic | None:
     return next(off, None)
 
 
+def _pointed(record: Record) -> Source | None:
+    """The function with the first line that the causes speak of."""
+    return next((one for one in sources(record.listings, record.verdict) if one.hot), None)
+
+
 def _cases(run: Run, environment: jinja2.Environment) -> dict[str, Any]:
     """All cases as HTML, in the three groups of the page."""
     macros: Any = environment.get_template("case.html").module
     groups = failing_groups(run.records)
     failing = [record for record in worst_first(run.records) if fails(record)]
-    opened = {group.worst.id for group in groups} if len(failing) > _ALL_OPEN else None
+    leading = [group.worst.id for group in groups]
+    opened = {r.id for r in failing} if len(failing) <= _OPEN else set(leading[:_OPEN])
 
     def html(record: Record, detail: Detail) -> str:
         if detail is Detail.LINE:
             return str(macros.line(record, anchor(record), case_name(record)))
-        is_open = fails(record) and (opened is None or record.id in opened)
         history = run.history.get(record.id, ())
-        return str(macros.case(case_view(record, detail, history), is_open))
+        return str(macros.case(case_view(record, detail, history), record.id in opened))
 
     made = shown(run.records, html)
     return {

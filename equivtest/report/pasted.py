@@ -3,17 +3,28 @@
 from __future__ import annotations
 
 from equivtest.compare.prose import explain
+from equivtest.report.panels.source import sources
 from equivtest.report.record import Record
 from equivtest.report.summary import case_name
 
 
 def pasted(record: Record) -> str:
-    """Who it is, the whole verdict, where it ran and how to run it again; Markdown, fenced."""
+    """Who it is, the whole verdict, the lines it speaks of, where it ran; Markdown, fenced."""
     environment = ", ".join(f"{name} {value}" for name, value in record.environment.items())
-    parts = (case_name(record), explain(record.verdict), f"{environment}\nRerun: {record.rerun}")
-    told = "\n\n".join(parts)
+    parts = [case_name(record), explain(record.verdict), _lines(record)]
+    parts.append(f"{environment}\nRerun: {record.rerun}")
+    told = "\n\n".join(filter(None, parts))
     fence = "`" * max(3, 1 + _longest_run(told, "`"))
     return f"{fence}text\n{told}\n{fence}"
+
+
+def _lines(record: Record) -> str:
+    """The lines of the loop that the causes speak of, with their places."""
+    return "\n".join(
+        f"{source.file}:{line.number}: {line.text.strip()}"
+        for source in sources(record.listings, record.verdict)
+        for line in source.hot
+    )
 
 
 def _longest_run(text: str, character: str) -> int:

@@ -39,10 +39,18 @@ def title(run: Run) -> str:
     text = f"{len(failing):,} of {figures.several(total, 'case')} {verb} not as expected"
     causes = Counter(record.verdict.cause for record in failing if record.verdict.cause)
     if causes and len(failing) > 1:
-        (cause, count), *others = sorted(causes.items(), key=lambda item: (-item[1], item[0]))
-        every = count == len(failing) and not others
-        text += f"; {'all of them' if every else f'{count:,} of them'}: {cause}"
+        text += f"; {_leading(causes, len(failing))}"
     return f"{text}."
+
+
+def _leading(causes: Counter[str], failing: int) -> str:
+    """The cause that most cases have; where none leads, how many causes there are."""
+    (cause, count), *others = sorted(causes.items(), key=lambda item: (-item[1], item[0]))
+    if count == failing and not others:
+        return f"all of them: {cause}"
+    if others and 3 * count < failing:
+        return f"{len(causes)} different causes"
+    return f"{count:,} of them: {cause}"
 
 
 def counts(records: Sequence[Record]) -> list[tuple[Status, int, int]]:

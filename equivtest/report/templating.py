@@ -6,7 +6,7 @@ import jinja2
 
 from equivtest.compare import figures, sensitivity
 from equivtest.report.assets import TEMPLATES
-from equivtest.report.panels import lanes, source
+from equivtest.report.panels import source
 from equivtest.report.ranking import MEANINGS, SYMBOLS, fails
 from equivtest.report.summary import case_name
 from equivtest.report.views import anchor, anchor_of
@@ -35,7 +35,6 @@ def templates() -> jinja2.Environment:
         case_name=case_name,
         fails=fails,
         statuses=tuple(SYMBOLS),
-        lane_meanings=lanes.MEANINGS,
         source_meanings=source.MEANINGS,
     )
     return environment

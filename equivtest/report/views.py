@@ -135,7 +135,7 @@ def case_view(
         symbol=SYMBOLS[verdict.status],
         status=verdict.status.value,
         failing=fails(record),
-        margin=figures.margin(verdict.margin) if verdict.rows else "",
+        margin=_margin(verdict),
         headline=sentence_case(headline(verdict)),
         expected=expectation_text(record).strip(),
         findings=tuple(_findings(verdict)),
@@ -153,6 +153,14 @@ def case_view(
         trend=trend(history),
         figures=_figures(record) if full else Figures(),
     )
+
+
+def _margin(verdict: Verdict) -> str:
+    if not verdict.rows:
+        return ""
+    if verdict.status is Status.FAULT and verdict.margin <= 1:
+        return "distances within tolerance"
+    return f"margin {figures.margin(verdict.margin)}"
 
 
 def _figures(record: Record) -> Figures:

@@ -38,7 +38,7 @@ EXPERIMENTS = {"smallest": experiments.smallest, "4-layer LM": experiments.langu
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--only", choices=("pairs", "observer", "spawns", "start", "cases"))
+    parser.add_argument("--only", choices=("pairs", "observer", "spawns", "start", "cases", "page"))
     chosen = parser.parse_args()
     parts = {
         "pairs": lambda: pairs(chosen.rounds),
@@ -46,6 +46,7 @@ def main() -> None:
         "spawns": lambda: spawns(chosen.rounds),
         "start": lambda: start(chosen.rounds),
         "cases": cases,
+        "page": lambda: _python(str(HERE / "pages.py"), quiet=False),
     }
     for name in [chosen.only] if chosen.only else parts:
         parts[name]()
@@ -230,8 +231,9 @@ def cases() -> None:
     print(f"{whole / imports:.0f} x importing torch._dynamo, {1e3 * whole / n:.0f} ms each")
 
 
-def _python(*arguments: str) -> None:
-    subprocess.run([sys.executable, *arguments], check=True, stdout=subprocess.DEVNULL)
+def _python(*arguments: str, quiet: bool = True) -> None:
+    output = subprocess.DEVNULL if quiet else None
+    subprocess.run([sys.executable, *arguments], check=True, stdout=output)
 
 
 def timed(run: Callable[[], object]) -> float:

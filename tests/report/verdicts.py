@@ -196,7 +196,7 @@ def events(plan: Plan) -> tuple[EventRow, ...]:
             of_update = [("clip", None, 16), ("update attempted", None, 17)]
             last = [("collective", plan.A - 1, 15), *of_update, ("update applied", None, 17)]
             for kind, k, line in of_microbatches + last:
-                happened.append(EventRow(rank, number, k, kind, "", round(at_s, 6), line))
+                happened.append(EventRow(rank, number, k, kind, "", round(at_s, 6), (line,)))
                 at_s += 0.002
     return tuple(happened)
 

@@ -1,4 +1,9 @@
-"""Distance by depth: every tensor in the model's order, with noise floor, tolerance and cap."""
+"""Distance by depth: every tensor in the model's order, with noise floor, tolerance and cap.
+
+Of each tensor what decided stands above, with the tolerance that decided; below, smaller, how far
+the arithmetic is from the float64 large batch, with the floor, tolerance and cap of the precision:
+two questions, whose scales differ by what the precision rounds.
+"""
 
 from __future__ import annotations
 
@@ -37,9 +42,10 @@ class Line:
 
     name: str
     of: str
-    floor: float | None
     tolerance: float | None
+    floor: float | None
     oracle: float | None
+    oracle_tolerance: float | None
     marks: tuple[Mark, ...]
     margin: str
     beyond: bool
@@ -157,9 +163,10 @@ def _line(name: str, rows: Sequence[TensorRow], of: str, axis: _Axis) -> Line:
     return Line(
         name=name,
         of=of,
-        floor=None if worst.null else axis.at(worst.noise_floor),
         tolerance=axis.at(tolerance),
+        floor=None if worst.null else axis.at(worst.noise_floor),
         oracle=axis.at(worst.oracle_distance),
+        oracle_tolerance=axis.at(worst.oracle_tolerance),
         marks=tuple(_mark(row, row is worst, axis) for row in rows if deciding(row)[1] is not None),
         margin=figures.margin(worst.margin),
         beyond=not worst.margin <= 1,

@@ -36,11 +36,18 @@ MEANINGS = (
     ("F0", "forward", "forward of microbatch 0"),
     ("B0", "backward", "backward"),
     ("reduce", "collective", "gradients meet over replicas"),
-    ("zero", "zero_grad", "gradients cleared"),
+    ("broadcast", "broadcast", "buffers from rank 0"),
+    ("unscale", "unscale", "loss scale taken out"),
+    ("clip", "clip", "gradients clipped"),
     ("◇ update", "update attempted", "attempted"),
     ("◆ applied", "update applied", "applied"),
     ("✕ skipped", "update skipped", "skipped"),
+    ("scheduler", "scheduler", "learning rate moved"),
+    ("scaler", "scaler update", "loss scale moved"),
+    ("average", "average", "average of weights updated"),
+    ("zero", "zero_grad", "gradients cleared"),
 )
+"""Sign, kind and meaning, in the order of an update."""
 
 
 @dataclass(frozen=True)
@@ -100,6 +107,7 @@ class Events:
     """The figure."""
 
     title: str
+    meanings: tuple[tuple[str, str, str], ...]
     lanes: tuple[Lane, ...]
     times: tuple[Times, ...]
 
@@ -110,7 +118,13 @@ def events(verdict: Verdict) -> Events | None:
         return None
     told = tuple(lanes(verdict.events))
     timed = list(dict.fromkeys(lane.update for lane in told))
-    return Events(title(told), told, tuple(filter(None, (_times(verdict, u) for u in timed))))
+    kinds = {event.kind for event in verdict.events}
+    return Events(
+        title=title(told),
+        meanings=tuple(one for one in MEANINGS if one[1] in kinds),
+        lanes=told,
+        times=tuple(filter(None, (_times(verdict, u) for u in timed))),
+    )
 
 
 def lanes(rows: Sequence[EventRow]) -> list[Lane]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -42,6 +43,13 @@ CONCERNED: Mapping[str, tuple[str, ...]] = {
     "differs": ("update attempted", "scheduler"),
 }
 """Kinds of events that a cause speaks of: by its name, or by the family before its dot."""
+
+WORDS: Mapping[str, str] = {
+    "sync": r"no_sync|require_backward_grad_sync|set_requires_gradient_sync",
+    "mode": r"\.(eval|train)\(",
+    "rng": r"seed",
+}
+"""What a line of such a cause's doing says, where no event tells of it."""
 
 INSTEAD = ("update attempted", "backward")
 """Where a loop lacks what its cause speaks of (a clip, a schedule), what it would stand beside."""
@@ -84,31 +92,57 @@ class Source:
     lines: tuple[Line, ...]
 
     @property
+    def hot(self) -> tuple[Line, ...]:
+        """The lines that a cause speaks of."""
+        return tuple(line for line in self.lines if line.hot)
+
+    @property
     def where(self) -> str:
         """The file with the first line that a cause speaks of, or its first line."""
-        hot = [line.number for line in self.lines if line.hot]
-        return f"{self.file}:{hot[0] if hot else self.lines[0].number}"
+        return f"{self.file}:{(self.hot or self.lines)[0].number}"
 
 
 def sources(listings: Sequence[Listing], verdict: Verdict) -> tuple[Source, ...]:
-    """The listings with what happened at their lines, those that a cause speaks of first."""
+    """The listings with what happened at their lines: those with a line that a cause speaks of.
+
+    All of them where none has one.
+    """
     at: dict[int, dict[str, None]] = {}
     for event in verdict.events:
-        if event.line is not None:
-            at.setdefault(event.line, {})[event.kind] = None
-    kinds = concerned([*verdict.causes, *verdict.noted], {k for line in at.values() for k in line})
+        for line in event.lines:
+            at.setdefault(line, {})[event.kind] = None
+    causes = [*verdict.causes, *verdict.noted]
+    hot = _said(listings, causes) or _done(at, causes)
     found = [
         Source(
             listing.file,
             tuple(
-                _line(listing.first + i, text, at.get(listing.first + i, {}), kinds)
-                for i, text in enumerate(listing.lines)
+                Line(number, text, _signs(at.get(number, {})), number in hot)
+                for number, text in enumerate(listing.lines, listing.first)
             ),
         )
         for listing in listings
         if listing.lines
     ]
-    return tuple(sorted(found, key=lambda one: not any(line.hot for line in one.lines)))
+    told = [one for one in found if any(line.hot for line in one.lines)]
+    return tuple(told or found)
+
+
+def _said(listings: Sequence[Listing], causes: Sequence[str]) -> set[int]:
+    """Lines that name what the first cause is about."""
+    words = WORDS.get(causes[0].partition(".")[0]) if causes else None
+    return {
+        number
+        for listing in listings
+        for number, text in enumerate(listing.lines, listing.first)
+        if words and re.search(words, text)
+    }
+
+
+def _done(at: Mapping[int, Mapping[str, None]], causes: Sequence[str]) -> set[int]:
+    """Lines from which the events came that the causes speak of."""
+    kinds = concerned(causes, {kind for happened in at.values() for kind in happened})
+    return {number for number, happened in at.items() if kinds & happened.keys()}
 
 
 def concerned(causes: Sequence[str], seen: Collection[str]) -> frozenset[str]:
@@ -123,10 +157,6 @@ def concerned(causes: Sequence[str], seen: Collection[str]) -> frozenset[str]:
     return frozenset(wanted)
 
 
-def _line(number: int, text: str, kinds: Mapping[str, None], wanted: Collection[str]) -> Line:
-    signs = "".join(sign for sign in dict.fromkeys(SIGNS.values()) if sign in _signs(kinds))
-    return Line(number, text, signs, any(kind in wanted for kind in kinds))
-
-
-def _signs(kinds: Mapping[str, None]) -> set[str]:
-    return {SIGNS[kind] for kind in kinds if kind in SIGNS}
+def _signs(kinds: Mapping[str, None]) -> str:
+    present = {SIGNS[kind] for kind in kinds if kind in SIGNS}
+    return "".join(sign for sign in dict.fromkeys(SIGNS.values()) if sign in present)

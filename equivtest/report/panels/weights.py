@@ -6,6 +6,7 @@ areas by replica, a mean of means by microbatch.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
@@ -19,8 +20,14 @@ _WIDTH = 300.0
 _HEIGHT = 34.0
 """Pixels of a weight as planned."""
 
-_TALLEST = 2.6
-"""Weights above are drawn as high as this; their number says what they are."""
+_TALLEST = 88.0
+"""Pixels of the highest weight: beside a larger one the planned are drawn lower."""
+
+_EXAGGERATE, _READABLE = (20, 10, 5, 2, 1), 0.4
+"""Small deviations are drawn so many times as large, up to this part of a weight; it is said."""
+
+_ZERO = 1e-5
+"""Weights below are written as 0: float32 leaves some 1e-7."""
 
 _LABELLED = 40.0
 """Pixels that a cell must have for its number to be written above it."""
@@ -46,8 +53,9 @@ class Weight:
 
     @property
     def ratio(self) -> float:
-        """1 where it counts as planned."""
-        return self.found / self.expected if self.expected else 1.0 + self.found
+        """1 where it counts as planned; rounding beside 0 is 0."""
+        ratio = self.found / self.expected if self.expected else 1.0 + self.found
+        return 0.0 if abs(ratio) < _ZERO else ratio
 
     @property
     def off(self) -> bool:
@@ -88,11 +96,12 @@ class Row:
 
 @dataclass(frozen=True)
 class Mosaic:
-    """The weights of one update."""
+    """The weights of one update; deviations are drawn ``times`` as large as they are."""
 
     update: int
     supervised: str
     title: str
+    times: int
     rows: tuple[Row, ...]
 
 
@@ -148,14 +157,39 @@ def _mosaic(update: int, weights: Sequence[Weight]) -> Mosaic:
     if len(rows) > _REPLICAS:
         rows = _folded(rows)
     widest = max(sum(one.supervised for one in row) for _, row in rows)
-    tallest = min(max(*(max(one.ratio, 0.0) for one in weights), 1.0), _TALLEST)
     total = sum(one.supervised for one in weights)
+    drawing = _drawing(weights, _WIDTH / widest)
     return Mosaic(
         update=update,
         supervised=figures.quantity(total) if total != len(weights) else "",
         title=title(weights),
-        rows=tuple(_row(name, row, _WIDTH / widest, tallest) for name, row in rows),
+        times=drawing.times,
+        rows=tuple(_row(name, row, drawing) for name, row in rows),
     )
+
+
+@dataclass(frozen=True)
+class _Drawing:
+    """Pixels of a supervised element and of a weight, and how deviations are exaggerated."""
+
+    element: float
+    unit: float
+    times: int
+    tallest: float
+
+    def height(self, ratio: float) -> float:
+        """Pixels of a weight; none of a negative one, whose number says what it is."""
+        if math.isnan(ratio):
+            return 0.0
+        return self.unit * min(max(1.0 + (ratio - 1.0) * self.times, 0.0), self.tallest)
+
+
+def _drawing(weights: Sequence[Weight], element: float) -> _Drawing:
+    finite = [one.ratio for one in weights if math.isfinite(one.ratio)]
+    off = max((abs(one.ratio - 1.0) for one in weights if one.off), default=0.0)
+    times = next((n for n in _EXAGGERATE if off * n <= _READABLE), 1) if off else 1
+    tallest = max([1.0 + (ratio - 1.0) * times for ratio in finite] + [1.0])
+    return _Drawing(element, min(_HEIGHT, _TALLEST / tallest), times, tallest)
 
 
 def _folded(rows: Sequence[tuple[str, list[Weight]]]) -> list[tuple[str, list[Weight]]]:
@@ -169,12 +203,12 @@ def _folded(rows: Sequence[tuple[str, list[Weight]]]) -> list[tuple[str, list[We
     ]
 
 
-def _row(name: str, weights: Sequence[Weight], scale: float, tallest: float) -> Row:
-    base = 14.0 + tallest * _HEIGHT
+def _row(name: str, weights: Sequence[Weight], drawing: _Drawing) -> Row:
+    base = 14.0 + drawing.tallest * drawing.unit
     x, cells = 0.0, []
     for label, one in _runs(weights):
-        width = max(one.supervised * scale, 3.0)
-        cells.append(_cell(one, label, x, width, base))
+        width = max(one.supervised * drawing.element, 3.0)
+        cells.append(_cell(one, label, x, width, base, drawing))
         x += width + 2.0
     supervised = sum(one.supervised for one in weights)
     return Row(
@@ -183,7 +217,7 @@ def _row(name: str, weights: Sequence[Weight], scale: float, tallest: float) -> 
         width=round(x - 2.0, 1),
         height=round(base + 14.0, 1),
         base=round(base, 1),
-        line=round(base - _HEIGHT, 1),
+        line=round(base - drawing.unit, 1),
         cells=tuple(cells),
     )
 
@@ -203,17 +237,17 @@ def _runs(weights: Sequence[Weight]) -> Iterable[tuple[str, Weight]]:
         yield label, replace(first, supervised=sum(one.supervised for one in same))
 
 
-def _cell(one: Weight, label: str, x: float, width: float, base: float) -> Cell:
-    height = min(max(one.ratio, 0.0), _TALLEST) * _HEIGHT
+def _cell(one: Weight, label: str, x: float, width: float, base: float, drawing: _Drawing) -> Cell:
+    height, unit = drawing.height(one.ratio), drawing.unit
     mark = ("▲" if one.found > one.expected else "▼") if one.off else ""
-    figure = f"{mark}{one.found:.3f}"
+    figure = f"{mark}{one.ratio * (one.expected or 1.0):.3f}"
     room = width >= _LABELLED
     return Cell(
         x=round(x, 1),
         width=round(width, 1),
         top=round(base - height, 1),
-        height=round(min(height, _HEIGHT), 1),
-        gap=round(abs(height - _HEIGHT), 1) if one.off else 0.0,
+        height=round(min(height, unit) if one.off else height, 1),
+        gap=round(abs(height - unit), 1) if one.off else 0.0,
         mark=mark,
         figure=figure if room else mark if width >= 9 else "",
         label=label if width >= 6.0 * len(label) else "",

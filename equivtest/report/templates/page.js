@@ -11,6 +11,8 @@
   const boxes = form ? all("input[name=status]", form) : [];
   const words = form ? one("input[name=q]", form) : null;
   const text = new Map(rows.map((row) => [row, `${row.textContent} ${row.dataset.words}`.toLowerCase()]));
+  const blocks = all(".case, .line");
+  const blockText = new Map(blocks.map((block) => [block, (one("summary", block) ?? block).textContent.toLowerCase()]));
   const cells = all(".matrix td a");
   const cellText = new Map(cells.map((cell) => [cell, describe(cell)]));
   let sorting = "";
@@ -27,14 +29,14 @@
     return { place, state: new URLSearchParams(query) };
   }
 
-  function write() {
+  function write(place = read().place) {
     const state = new URLSearchParams();
     const on = boxes.filter((box) => box.checked).map((box) => box.value);
     if (on.length < boxes.length) state.set("status", on.join(","));
     if (words && words.value) state.set("q", words.value);
     if (sorting) state.set("sort", sorting);
     const query = state.toString();
-    const hash = `#${read().place}${query ? `?${query}` : ""}`;
+    const hash = `#${place}${query ? `?${query}` : ""}`;
     history.replaceState(null, "", hash === "#" ? location.pathname + location.search : hash);
   }
 
@@ -51,6 +53,12 @@
     for (const cell of cells) {
       cell.classList.toggle("dim", !(on.has(cell.className.split(" ")[0]) && match(cellText.get(cell))));
     }
+    for (const block of blocks) {
+      const known = blockText.get(block);
+      block.hidden = !(on.has(block.classList[1]) && match(known));
+    }
+    for (const group of all(".group")) group.hidden = !one(".case:not([hidden]), .line:not([hidden])", group);
+    one("#nothing").hidden = shown > 0;
     for (const link of all(".strip a")) {
       const only = on.size === 1 && boxes.length > 1 && on.has(link.dataset.status);
       link.setAttribute("aria-current", String(only));
@@ -82,27 +90,32 @@
       if (key) sort(key, direction === "a" ? "a" : "d");
       show();
     }
-    reveal(place);
+    reveal(place || (form && [...state].length ? "index" : ""));
   }
 
   function reveal(place) {
     const target = place && document.getElementById(place);
     if (!target) return;
-    for (let at = target; at; at = at.parentElement) if (at.localName === "details") at.open = true;
+    for (let at = target; at; at = at.parentElement) {
+      at.hidden = false;
+      if (at.localName === "details") at.open = true;
+    }
     target.scrollIntoView();
     for (const old of all(".at")) old.classList.remove("at");
     target.classList.add("at");
   }
 
-  // The cases in the order of the page; n and p go from one to the next.
+  // The cases in the order of the page; n and p go from the one in hand, or on the screen, to the next.
   function go(by) {
     const heads = all(".case > summary").filter((head) => head.offsetParent);
-    const current = heads.findIndex((head) => head.parentElement.contains(document.activeElement));
-    const next = heads[Math.min(Math.max(current < 0 ? (by > 0 ? 0 : -1) : current + by, 0), heads.length - 1)];
-    if (!next) return;
+    if (!heads.length) return;
+    const held = heads.findIndex((head) => head.parentElement.contains(document.activeElement));
+    const passed = heads.filter((head) => head.getBoundingClientRect().top < 60).length - 1;
+    const next = heads[Math.min(Math.max((held < 0 ? passed : held) + by, 0), heads.length - 1)];
     next.parentElement.open = true;
     next.focus();
     next.scrollIntoView();
+    write(one(".body", next.parentElement).id);
   }
 
   if (form) {
