@@ -19,7 +19,7 @@ from equivtest.report.faulttable import fault_table
 from equivtest.report.grouping import evidence, failing_groups, sentence_case
 from equivtest.report.index import index
 from equivtest.report.matrix import matrices
-from equivtest.report.panels.source import Source, sources
+from equivtest.report.panels.source import pointed
 from equivtest.report.panels.weights import Mosaic, mosaics
 from equivtest.report.ranking import fails, fixed_key, worst, worst_first
 from equivtest.report.record import Record
@@ -83,7 +83,7 @@ def _worst(records: Sequence[Record]) -> dict[str, Any]:
         "worst_evidence": evidence(record),
         "worst_change": what_to_change(record.verdict.cause),
         "worst_mosaic": _telling(mosaics(record.verdict)) if fails(record) else None,
-        "worst_source": _pointed(record) if fails(record) else None,
+        "worst_source": pointed(record.listings, record.verdict) if fails(record) else None,
     }
 
 
@@ -91,11 +91,6 @@ def _telling(found: Sequence[Mosaic]) -> Mosaic | None:
     """The first update with a weight that is off."""
     off = (m for m in found if any(cell.mark for row in m.rows for cell in row.cells))
     return next(off, None)
-
-
-def _pointed(record: Record) -> Source | None:
-    """The function with the first line that the causes speak of."""
-    return next((one for one in sources(record.listings, record.verdict) if one.hot), None)
 
 
 def _cases(run: Run, environment: jinja2.Environment) -> dict[str, Any]:

@@ -102,16 +102,30 @@ class Source:
         return f"{self.file}:{(self.hot or self.lines)[0].number}"
 
 
-def sources(listings: Sequence[Listing], verdict: Verdict) -> tuple[Source, ...]:
+def pointed(listings: Sequence[Listing], verdict: Verdict) -> Source | None:
+    """The function with the first lines that the first cause speaks of; None where there are none.
+
+    Causes that follow are often consequences.
+    """
+    found = sources(listings, verdict, verdict.causes[:1])
+    return next((one for one in found if one.hot), None)
+
+
+def sources(
+    listings: Sequence[Listing], verdict: Verdict, causes: Sequence[str] | None = None
+) -> tuple[Source, ...]:
     """The listings with what happened at their lines: those with a line that a cause speaks of.
 
     All of them where none has one.
+
+    Args:
+        causes: all of the verdict's and those that its notes name, if left out.
     """
     at: dict[int, dict[str, None]] = {}
     for event in verdict.events:
         for line in event.lines:
             at.setdefault(line, {})[event.kind] = None
-    causes = [*verdict.causes, *verdict.noted]
+    causes = [*verdict.causes, *verdict.noted] if causes is None else causes
     hot = _said(listings, causes) or _done(at, causes)
     found = [
         Source(

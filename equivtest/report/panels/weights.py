@@ -126,7 +126,9 @@ def title(weights: Sequence[Weight]) -> str:
     if _alike([one.ratio * one.supervised for one in weights]):
         return "each microbatch contributes the same, whatever it holds"
     by_replica = [[w for w in weights if w.replica == r] for r in {w.replica for w in weights}]
-    if len(by_replica) > 1 and all(_alike([w.ratio for w in row]) for row in by_replica):
+    if 1 < len(by_replica) < len(weights) and all(
+        _alike([w.ratio for w in row]) for row in by_replica
+    ):
         sums = [sum(w.ratio * w.supervised for w in row) for row in by_replica]
         same = _alike(sums)
         return (
