@@ -10,7 +10,7 @@ from pathlib import Path
 from equivtest.compare.verdict import Status
 from equivtest.devices import NO_DEVICE
 from equivtest.report.page import write_page
-from equivtest.report.results import write_parquet, write_results
+from equivtest.report.results import results, write_csv, write_parquet
 from equivtest.report.run import Run, RunFolder, load
 from equivtest.report.summary import step_summary, terminal_lines
 
@@ -72,8 +72,9 @@ def render(run: Run, out: Path, *, external: bool = False) -> list[str]:
     """
     page = out / (SELECTION if run.selection else PAGE)
     if not run.selection:
-        write_results(run.records, out / TABLE)
-        write_parquet(run.records, out / PARQUET)
+        table = results(run.records)
+        write_csv(table, out / TABLE)
+        write_parquet(table, out / PARQUET)
     size = write_page(run, page, external=external)
     lines = terminal_lines(run, page)
     if size > _LARGE_BYTES:

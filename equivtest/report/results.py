@@ -17,45 +17,48 @@ from equivtest.report.record import Record
 if TYPE_CHECKING:
     import pandas as pd
 
-COLUMNS = (
-    "id",
-    "experiment",
-    "loop",
-    "wrap",
-    "m",
-    "A",
-    "D",
-    "precision",
-    "device",
-    "backend",
-    "optimizer",
-    "status",
-    "expected",
-    "passed",
-    "cause",
-    "expected_cause",
-    "notes",
-    "margin",
-    "replay_margin",
-    "split_margin",
-    "oracle_margin",
-    "worst_tensor",
-    "distance",
-    "tolerance",
-    "noise_floor",
-    "loss",
-    "oracle_loss",
-    "microbatches",
-    "updates_attempted",
-    "updates_applied",
-    "examples",
-    "supervised",
-    "null_tensors",
-    "blind_tensors",
-    "first_peak_bytes",
-    "later_peak_bytes",
-    "duration_s",
-)
+KINDS = {
+    "id": "string",
+    "experiment": "string",
+    "loop": "string",
+    "wrap": "string",
+    "m": "string",
+    "A": "int64",
+    "D": "int64",
+    "precision": "string",
+    "device": "string",
+    "backend": "string",
+    "optimizer": "string",
+    "status": "string",
+    "expected": "string",
+    "passed": "bool",
+    "cause": "string",
+    "expected_cause": "string",
+    "notes": "string",
+    "margin": "float64",
+    "replay_margin": "float64",
+    "split_margin": "float64",
+    "oracle_margin": "float64",
+    "worst_tensor": "string",
+    "distance": "float64",
+    "tolerance": "float64",
+    "noise_floor": "float64",
+    "loss": "float64",
+    "oracle_loss": "float64",
+    "microbatches": "int64",
+    "updates_attempted": "int64",
+    "updates_applied": "int64",
+    "examples": "int64",
+    "supervised": "float64",
+    "null_tensors": "int64",
+    "blind_tensors": "int64",
+    "first_peak_bytes": "int64",
+    "later_peak_bytes": "int64",
+    "duration_s": "float64",
+}
+"""The columns in their order, with their types in Parquet: the same whatever a run holds."""
+
+COLUMNS = tuple(KINDS)
 
 
 def results(records: Iterable[Record]) -> pd.DataFrame:
@@ -72,22 +75,22 @@ def results(records: Iterable[Record]) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=list(COLUMNS), dtype=object)
 
 
-def write_results(records: Iterable[Record], path: Path) -> None:
-    """Write ``results.csv``, whole or not at all."""
-    text = results(records).to_csv(index=False)
+def write_csv(table: pd.DataFrame, path: Path) -> None:
+    """Write the table as ``results.csv``, whole or not at all."""
+    text = table.to_csv(index=False)
     write_whole(path, text.encode("utf-8", "backslashreplace"))
 
 
-def write_parquet(records: Iterable[Record], path: Path) -> bool:
-    """Write the same table as Parquet, whole or not at all; False where pyarrow is not installed.
+def write_parquet(table: pd.DataFrame, path: Path) -> bool:
+    """Write the table as Parquet, whole or not at all; False where pyarrow is not installed.
 
-    Columns of numbers are numbers there: counts that may be missing are nullable integers.
+    What may be missing is null there.
     """
     if importlib.util.find_spec("pyarrow") is None:
         return False
-    table = results(records).convert_dtypes(dtype_backend="pyarrow")
+    typed = table.astype({name: f"{kind}[pyarrow]" for name, kind in KINDS.items()})
     buffer = io.BytesIO()
-    table.to_parquet(buffer, index=False)
+    typed.to_parquet(buffer, index=False)
     write_whole(path, buffer.getvalue())
     return True
 
