@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
+from equivtest.compare import figures
 from equivtest.report.grouping import failing_groups
 from equivtest.report.ranking import fails, fixed_key, worst_first
 from equivtest.report.record import Record
@@ -45,27 +46,34 @@ def shown(records: Sequence[Record], render: Callable[[Record, Detail], str]) ->
     found: dict[str, Shown] = {}
     used = 0
     for record in _by_importance(records):
-        detail = Detail.FULL if fails(record) or record.verdict.noted else Detail.BRIEF
+        detail = Detail.FULL if _wanted(record) else Detail.BRIEF
         if detail is Detail.FULL and used > FULL_BYTES:
             detail = Detail.BRIEF
         if used > BRIEF_BYTES:
             detail = Detail.LINE
         html = render(record, detail)
-        used += len(html)
+        used += len(html.encode("utf-8", "backslashreplace"))
         found[record.id] = Shown(record, detail, html)
     return found
 
 
 def told(found: Sequence[Shown]) -> str:
     """What was left out of how many cases; empty where every case has what its verdict asks for."""
-    brief = sum(one.detail is Detail.BRIEF and fails(one.record) for one in found)
+    brief = [one.record for one in found if one.detail is Detail.BRIEF and _wanted(one.record)]
+    failing = sum(map(fails, brief))
     lines = sum(one.detail is Detail.LINE for one in found)
-    parts = []
-    if brief:
-        parts.append(f"{brief:,} cases that are not as expected are shown in brief")
-    if lines:
-        parts.append(f"{lines:,} cases as a line each")
-    return " and ".join(parts)
+    parts = [
+        (failing, "not as expected", "in brief"),
+        (len(brief) - failing, "as expected, with a note", "in brief"),
+        (lines, "of all", "as a line each"),
+    ]
+    told = [f"{figures.several(n, 'case')} {which} {how}" for n, which, how in parts if n]
+    return f"shown are only {', '.join(told)}" if told else ""
+
+
+def _wanted(record: Record) -> bool:
+    """Whether its figures are of interest."""
+    return fails(record) or bool(record.verdict.noted)
 
 
 def _by_importance(records: Sequence[Record]) -> list[Record]:
