@@ -170,7 +170,10 @@ def _points(
 
 def _part(value: float, low: float, high: float) -> float:
     """Of the way from low to high, which may be further apart than a float can say."""
-    return 0.5 if high == low else (value / 2 - low / 2) / (high / 2 - low / 2)
+    if high == low:
+        return 0.5
+    half = 1.0 if math.isfinite(high - low) else 0.5
+    return (value * half - low * half) / (high * half - low * half)
 
 
 def _x(place: float, places: Sequence[float]) -> float:
