@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -28,6 +29,10 @@ class Detail(StrEnum):
     """Its name, verdict and margin."""
 
 
+_BUDGETS = {Detail.FULL: FULL_BYTES, Detail.BRIEF: BRIEF_BYTES}
+_LESS = {Detail.FULL: Detail.BRIEF, Detail.BRIEF: Detail.LINE}
+
+
 @dataclass(frozen=True)
 class Shown:
     """A case as HTML, and how much of it that is."""
@@ -44,17 +49,22 @@ def shown(records: Sequence[Record], render: Callable[[Record, Detail], str]) ->
         render: makes the HTML of a case.
     """
     found: dict[str, Shown] = {}
-    used = 0
+    used, most = 0, Detail.FULL
     for record in _by_importance(records):
-        detail = Detail.FULL if _wanted(record) else Detail.BRIEF
-        if detail is Detail.FULL and used > FULL_BYTES:
-            detail = Detail.BRIEF
-        if used > BRIEF_BYTES:
-            detail = Detail.LINE
-        html = render(record, detail)
-        used += len(html.encode("utf-8", "backslashreplace"))
+        for detail in _from(Detail.FULL if _wanted(record) else Detail.BRIEF, most):
+            html = render(record, detail)
+            size = len(html.encode("utf-8", "backslashreplace"))
+            if not used or used + size <= _BUDGETS.get(detail, math.inf):
+                break
+            most = _LESS[detail]  # what follows is of less importance: no more is tried
+        used += size
         found[record.id] = Shown(record, detail, html)
     return found
+
+
+def _from(wanted: Detail, most: Detail) -> Iterable[Detail]:
+    levels = list(Detail)
+    return levels[max(levels.index(wanted), levels.index(most)) :]
 
 
 def told(found: Sequence[Shown]) -> str:
