@@ -66,9 +66,10 @@ def test_failures_first_then_what_could_not_be_run_then_the_nearest_to_tolerance
 
 
 def test_the_wrapper_is_named_where_it_is_not_the_usual() -> None:
-    usual, own = (verdicts.record(verdicts.equivalent(PLAN), wrap=w) for w in (
-        "DistributedDataParallel", "my_wrap"
-    ))
+    usual, own = (
+        verdicts.record(verdicts.equivalent(PLAN), wrap=w)
+        for w in ("DistributedDataParallel", "my_wrap")
+    )
     assert [row.loop for row in index([usual, own])] == ["my_loop", "my_loop, my_wrap"]
 
 

@@ -34,7 +34,10 @@ def figure(*found: tuple[Status, float]) -> Trend:
     ("found", "told"),
     [
         ([(OK, 0.2), (OK, 0.3)], "2 runs, margin 0.20 in the first, 0.30 in the latest"),
-        ([(OK, 0.2), (OK, 9.0), (BAD, 5e4)], "3 runs, margin 0.20 in the first, 5.0e4 in the latest"),
+        (
+            [(OK, 0.2), (OK, 9.0), (BAD, 5e4)],
+            "3 runs, margin 0.20 in the first, 5.0e4 in the latest",
+        ),
         ([(NOT_RUN, math.nan), (OK, 0.3)], "2 runs, margin – in the first, 0.30 in the latest"),
         ([(NOT_RUN, math.nan), (NOT_RUN, math.nan)], "2 runs, margin known in none"),
     ],
