@@ -146,3 +146,10 @@ def test_of_more_modules_than_lines_the_worst_tensors_of_all(pattern: str) -> No
 
 def test_without_tensors_there_is_no_figure() -> None:
     assert depth(verdicts.equivalent(PLAN, rows=())) is None
+
+
+def test_a_module_is_what_holds_a_tensor_and_no_tensor() -> None:
+    names = [f"blocks.{b}.{part}" for b in range(40) for part in ("weight", "bias")]
+    drawn = figure(*(verdicts.tensor(name) for name in ("head.weight", "head.bias", *names)))
+    assert drawn.folded == "the worst tensor of each of 41 modules"
+    assert drawn.lines[0].of == "worst of 2 in head"
