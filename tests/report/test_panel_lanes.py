@@ -212,6 +212,9 @@ def test_64_ranks_of_64_microbatches_are_one_lane_and_eight_times() -> None:
 def test_a_clock_that_runs_back_draws_nothing_negative() -> None:
     rows = tuple(EventRow(0, 0, k, "forward", "", at) for k, at in enumerate((1.0, 0.0, 2.0)))
     verdict = verdicts.fault(Plan(4, 2, 1), events=rows)
+    drawn = events(verdict)
+    assert drawn is not None
+    assert drawn.times[0].ranks[0][1][0].text == "forward of microbatch 0: 0 ms"
     assert_drawable(drawing_of(verdict))
 
 
