@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
-import inspect
 import sys
 from collections.abc import Callable
 from functools import partial
 from types import CodeType, FrameType
 from typing import Any
 
+_DEEPEST = 100
+"""Layers that are taken off: what wraps itself has no end."""
+
 
 def plain_function(function: Callable[..., Any]) -> Any:
     """What a partial, a decorator that tells what it wraps, or a method is made of."""
-    while isinstance(function, partial):
-        function = function.func
-    return inspect.unwrap(getattr(function, "__func__", function))
+    plain: Any = function
+    for _ in range(_DEEPEST):
+        inner = plain.func if isinstance(plain, partial) else getattr(plain, "__func__", plain)
+        inner = getattr(inner, "__wrapped__", inner)
+        if inner is plain:
+            break
+        plain = inner
+    return plain
 
 
 def code_of(function: Callable[..., Any]) -> CodeType | None:

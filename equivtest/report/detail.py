@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
+from equivtest.compare import figures
 from equivtest.report.grouping import failing_groups
 from equivtest.report.ranking import fails, fixed_key, worst_first
 from equivtest.report.record import Record
@@ -27,6 +29,10 @@ class Detail(StrEnum):
     """Its name, verdict and margin."""
 
 
+_BUDGETS = {Detail.FULL: FULL_BYTES, Detail.BRIEF: BRIEF_BYTES}
+_LESS = {Detail.FULL: Detail.BRIEF, Detail.BRIEF: Detail.LINE}
+
+
 @dataclass(frozen=True)
 class Shown:
     """A case as HTML, and how much of it that is."""
@@ -43,29 +49,41 @@ def shown(records: Sequence[Record], render: Callable[[Record, Detail], str]) ->
         render: makes the HTML of a case.
     """
     found: dict[str, Shown] = {}
-    used = 0
+    used, most = 0, Detail.FULL
     for record in _by_importance(records):
-        detail = Detail.FULL if fails(record) or record.verdict.noted else Detail.BRIEF
-        if detail is Detail.FULL and used > FULL_BYTES:
-            detail = Detail.BRIEF
-        if used > BRIEF_BYTES:
-            detail = Detail.LINE
-        html = render(record, detail)
-        used += len(html)
+        for detail in _from(Detail.FULL if _wanted(record) else Detail.BRIEF, most):
+            html = render(record, detail)
+            size = len(html.encode("utf-8", "backslashreplace"))
+            if not used or used + size <= _BUDGETS.get(detail, math.inf):
+                break
+            most = _LESS[detail]  # what follows is of less importance: no more is tried
+        used += size
         found[record.id] = Shown(record, detail, html)
     return found
 
 
+def _from(wanted: Detail, most: Detail) -> Iterable[Detail]:
+    levels = list(Detail)
+    return levels[max(levels.index(wanted), levels.index(most)) :]
+
+
 def told(found: Sequence[Shown]) -> str:
     """What was left out of how many cases; empty where every case has what its verdict asks for."""
-    brief = sum(one.detail is Detail.BRIEF and fails(one.record) for one in found)
+    brief = [one.record for one in found if one.detail is Detail.BRIEF and _wanted(one.record)]
+    failing = sum(map(fails, brief))
     lines = sum(one.detail is Detail.LINE for one in found)
-    parts = []
-    if brief:
-        parts.append(f"{brief:,} cases that are not as expected are shown in brief")
-    if lines:
-        parts.append(f"{lines:,} cases as a line each")
-    return " and ".join(parts)
+    parts = [
+        (failing, "not as expected", "in brief"),
+        (len(brief) - failing, "as expected, with a note", "in brief"),
+        (lines, "of all", "as a line each"),
+    ]
+    told = [f"{figures.several(n, 'case')} {which} {how}" for n, which, how in parts if n]
+    return f"shown are only {', '.join(told)}" if told else ""
+
+
+def _wanted(record: Record) -> bool:
+    """Whether its figures are of interest."""
+    return fails(record) or bool(record.verdict.noted)
 
 
 def _by_importance(records: Sequence[Record]) -> list[Record]:

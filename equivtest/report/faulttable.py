@@ -7,11 +7,14 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
+from equivtest.compare import figures
 from equivtest.report.planted import CAUGHT, MISSED, NAMED, NOT_RUN, Outcome, kind_of, outcomes
 from equivtest.report.ranking import precision_rank
 from equivtest.report.record import Record
 
 SIGNS = {NAMED: "✓", CAUGHT: "○", MISSED: "✗", NOT_RUN: "–"}
+
+_WORST_FIRST = (MISSED, CAUGHT, NAMED, NOT_RUN)
 
 
 @dataclass(frozen=True)
@@ -35,11 +38,15 @@ class Row:
 
 @dataclass(frozen=True)
 class Fault:
-    """One planted fault: by precision how many were named of how many that ran; and each case."""
+    """One planted fault: by precision how many were named of how many that ran; and each case.
+
+    ``sign`` is of the worst that became of it, ``whole`` where there is nothing to look at.
+    """
 
     planted: str
     kind: str
     counts: tuple[str, ...]
+    sign: str
     whole: bool
     rows: tuple[Row, ...]
 
@@ -64,7 +71,8 @@ def fault_table(records: Iterable[Record]) -> FaultTable | None:
     totals = [_total(precision, found) for precision in (*precisions, "")]
     _, planted, caught, named = totals[-1]
     return FaultTable(
-        title=f"{planted:,} planted faults ran: {caught:,} caught, {named:,} called by their name",
+        title=f"{figures.several(planted, 'case')} with a planted fault ran: {caught:,} caught, "
+        f"{named:,} called by its name",
         precisions=precisions,
         totals=tuple(totals),
         faults=tuple(_fault(name, list(own), precisions) for name, own in by_planted),
@@ -79,17 +87,22 @@ def _total(precision: str, found: Sequence[Outcome]) -> tuple[str, int, int, int
 
 
 def _fault(planted: str, found: Sequence[Outcome], precisions: Sequence[str]) -> Fault:
-    places: dict[tuple[str, str], dict[str, Outcome]] = {}
-    for one in found:
-        places.setdefault((one.experiment, one.plan), {})[one.precision] = one
+    places: dict[tuple[str, str, int], dict[str, Outcome]] = {}
+    before: Counter[tuple[str, str, str]] = Counter()
+    for one in found:  # a second case of the same place has a row of its own
+        again = before[one.experiment, one.plan, one.precision]
+        before[one.experiment, one.plan, one.precision] += 1
+        places.setdefault((one.experiment, one.plan, again), {})[one.precision] = one
+    worst = next(o for o in _WORST_FIRST if any(one.outcome == o for one in found))
     return Fault(
         planted=planted,
         kind=kind_of(planted),
         counts=tuple(_count([o for o in found if o.precision == p]) for p in precisions),
-        whole=all(one.outcome in (NAMED, NOT_RUN) for one in found),
+        sign=SIGNS[worst],
+        whole=worst in (NAMED, NOT_RUN),
         rows=tuple(
             Row(experiment, plan, tuple(_cell(cells.get(p)) for p in precisions))
-            for (experiment, plan), cells in places.items()
+            for (experiment, plan, _), cells in places.items()
         ),
     )
 

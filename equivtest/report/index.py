@@ -59,6 +59,7 @@ def _row(cases: Sequence[Record], ran: dict[tuple[str, ...], set[str]]) -> Index
     plans = dict.fromkeys(record.verdict.card.plan for record in cases)
     loop = worst.loop if worst.wrap == DEFAULT_WRAP else f"{worst.loop}, {worst.wrap}"
     _, distance, tolerance = deciding(row) if row else ("", None, None)
+    judged = any(one.state != "not judged" for one in verdict.rows)
     return IndexRow(
         status=verdict.status,
         failing=fails(worst),
@@ -68,8 +69,8 @@ def _row(cases: Sequence[Record], ran: dict[tuple[str, ...], set[str]]) -> Index
         cases=len(cases),
         plans=_plans(list(plans), len(ran[place])),
         worst=worst,
-        margin=_margin(verdict),
-        order=_finite(verdict.margin) if verdict.rows else -1.0,
+        margin=_margin(verdict) if judged else figures.ABSENT,
+        order=_finite(verdict.margin) if judged else -1.0,
         distance=figures.distance(distance),
         distance_order=_finite(distance) if distance is not None else -1.0,
         tolerance=figures.distance(tolerance),

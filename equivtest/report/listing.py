@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import ast
 import linecache
-from collections.abc import Callable, Iterable, Sequence
+import warnings
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import CodeType
 from typing import Any
 
 from equivtest.compare.tables import EventRow
@@ -48,20 +50,37 @@ def listings(
         return ()
     lines = linecache.getlines(code.co_filename)
     seen = {line for event in events for line in event.lines}
-    spans = _spans(lines, [code.co_firstlineno, *sorted(seen)])
+    functions = _functions(lines)
+    if not _unchanged(code, functions):
+        return ()
+    spans = _spans(list(functions), [code.co_firstlineno, *sorted(seen)])
     file = _shown(Path(code.co_filename), root)
     return tuple(
         Listing(file, first, _cut(lines[first - 1 : last])) for first, last in sorted(spans)
     )
 
 
-def _spans(lines: Sequence[str], wanted: Iterable[int]) -> list[tuple[int, int]]:
-    """First and last lines of the innermost functions around ``wanted``."""
+def _functions(lines: Sequence[str]) -> dict[tuple[int, int], str]:
+    """First and last line of every function with its name, the shortest first."""
     try:
-        tree = ast.parse("".join(lines))
-    except (SyntaxError, ValueError):
-        return []
-    functions = sorted((_span(n) for n in ast.walk(tree) if isinstance(n, _Function)), key=_length)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # its import said what there is to say
+            tree = ast.parse("".join(lines))
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return {}
+    made = [(_span(n), n.name) for n in ast.walk(tree) if isinstance(n, _Function)]
+    return dict(sorted(made, key=lambda one: _length(one[0])))
+
+
+def _unchanged(code: CodeType, functions: Mapping[tuple[int, int], str]) -> bool:
+    """Whether the code may be of this text: of a file edited since, lines are others."""
+    named = not code.co_name.startswith("<")
+    first = [name for (start, _), name in functions.items() if start == code.co_firstlineno]
+    return not named or code.co_name in first
+
+
+def _spans(functions: Sequence[tuple[int, int]], wanted: Iterable[int]) -> list[tuple[int, int]]:
+    """First and last lines of the innermost functions around ``wanted``, the shortest first."""
     found: dict[tuple[int, int], None] = {}
     for line in wanted:
         around = next((span for span in functions if span[0] <= line <= span[1]), None)

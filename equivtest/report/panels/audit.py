@@ -97,12 +97,19 @@ def _title(
 ) -> str:
     if unknown == len(rows):
         return "which examples came is not known"
+    if not planned and not received:
+        return "none planned, none received"
     known = f"{planned.total():,} planned, {received.total():,} received"
+    parts = [
+        f"{twice:,} more often than planned" if twice else "",
+        f"{never:,} less often" if never else "",
+    ]
+    often = ", ".join(filter(None, parts))
     if unknown:
-        return f"{known}, unknown in {unknown} of {len(rows)} microbatches"
+        told = f"{known}, unknown in {unknown} of {len(rows)} microbatches"
+        return f"{told}: {often}" if often else told
     if twice or never:
-        parts = [f"{twice:,} too often" if twice else "", f"{never:,} missing" if never else ""]
-        return f"{known}: {', '.join(filter(None, parts))}"
+        return f"{known}: {often}"
     once = "each once" if set(received.values()) == {1} else "each as often as planned"
     return f"{known}, {once}"
 

@@ -8,7 +8,7 @@ two questions, whose scales differ by what the precision rounds.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from equivtest.compare import figures
@@ -82,11 +82,11 @@ def depth(verdict: Verdict) -> Depth | None:
     for row in verdict.rows:
         by_tensor.setdefault(row.tensor, []).append(row)
     groups = [(name, rows, "") for name, rows in by_tensor.items()]
-    shown = groups if len(groups) <= _MOST else _by_module(by_tensor)
+    shown, folded = (groups, "") if len(groups) <= _MOST else _folded(by_tensor)
     axis = _axis(verdict.rows, verdict.card.cap)
     return Depth(
-        title=title([max(rows, key=_margin) for _, rows, _ in groups]),
-        folded="" if shown is groups else f"the worst tensor of each of {len(shown)} modules",
+        title=title([max(_judged(rows) or rows, key=_margin) for _, rows, _ in groups]),
+        folded=folded,
         lines=tuple(_line(name, rows, of, axis) for name, rows, of in shown),
         ticks=tuple(_ticks(axis)),
         cap=axis.at(verdict.card.cap),
@@ -95,46 +95,71 @@ def depth(verdict: Verdict) -> Depth | None:
 
 def title(worst: Sequence[TensorRow]) -> str:
     """Of the worst row of each tensor: how many are beyond tolerance, and how far."""
+    judged = _judged(worst)
+    if not judged:
+        return "no tensor was judged"
+    left_out = len(worst) - len(judged)
+    return _reach(judged) + (f"; {left_out:,} not judged" if left_out else "")
+
+
+def _judged(rows: Sequence[TensorRow]) -> list[TensorRow]:
+    return [r for r in rows if r.state != "not judged" and deciding(r)[1] is not None]
+
+
+def _reach(worst: Sequence[TensorRow]) -> str:
     beyond = [row.margin for row in worst if not row.margin <= 1]
+    one = len(worst) == 1
     if not beyond:
         largest = max(row.margin for row in worst)
-        every = "all" if len(worst) > 1 else "the one"
-        return f"{every} {_tensors(len(worst))} within tolerance, at most {largest:.2g} of it"
-    every = (
-        "every tensor" if len(beyond) == len(worst) else f"{len(beyond)} of {len(worst)} tensors"
-    )
+        every = "the one tensor" if one else f"all {len(worst):,} tensors"
+        return f"{every} within tolerance, at most {largest:.2g} of it"
+    every = "the one tensor" if one else f"{len(beyond):,} of {len(worst):,} tensors"
+    every = "every tensor" if len(beyond) == len(worst) > 1 else every
     finite = [margin for margin in beyond if math.isfinite(margin)]
     if not finite:
         return f"{every} beyond any tolerance"
     low, high = figures.margin(min(finite)), figures.margin(max(finite))
-    reach = high if max(finite) < 2 * min(finite) else f"{low} to {high}"
-    return f"{every} beyond tolerance, {reach} times as far as it allows"
-
-
-def _tensors(count: int) -> str:
-    return figures.several(count, "tensor") if count > 1 else "tensor"
+    reach = high if low == high else f"{low} to {high}"
+    any_more = f", {len(beyond) - len(finite):,} of them any" if len(finite) < len(beyond) else ""
+    return f"{every} beyond tolerance, {reach} times as far as it allows{any_more}"
 
 
 def _margin(row: TensorRow) -> float:
     return figures.orderly(row.margin)
 
 
-def _by_module(by_tensor: dict[str, list[TensorRow]]) -> list[tuple[str, list[TensorRow], str]]:
-    """The worst tensor of each module, of modules so deep that there are few enough."""
+_Group = tuple[str, list[TensorRow], str]
+
+
+def _folded(by_tensor: dict[str, list[TensorRow]]) -> tuple[list[_Group], str]:
+    """The worst tensor of each module, of modules so deep that there are few enough.
+
+    Of more modules than can be drawn the worst tensors of all, in the model's order.
+    """
     names = list(by_tensor)
-    deepest = max(name.count(".") for name in names)
-    for level in range(max(deepest, 1), 0, -1):
+    worst = {name: max(map(_margin, rows)) for name, rows in by_tensor.items()}
+    for level in range(max(name.count(".") for name in names), 0, -1):
         modules: dict[str, list[str]] = {}
         for name in names:
-            modules.setdefault(".".join(name.split(".")[:level]), []).append(name)
+            modules.setdefault(_module(name, level), []).append(name)
         if len(modules) <= _MOST:
-            break
-    folded = []
-    for module, members in modules.items():
-        worst = max(members, key=lambda name: max(map(_margin, by_tensor[name])))
-        of = f"worst of {len(members)} in {module}" if len(members) > 1 else ""
-        folded.append((worst, by_tensor[worst], of))
-    return folded
+            groups = [_worst_of(module, own, worst) for module, own in modules.items()]
+            told = f"the worst tensor of each of {len(groups)} modules"
+            return [(name, by_tensor[name], of) for name, of in groups], told
+    kept = set(sorted(names, key=lambda name: -worst[name])[:_MOST])
+    told = f"the {_MOST} worst of {len(names):,} tensors"
+    return [(name, by_tensor[name], "") for name in names if name in kept], told
+
+
+def _module(name: str, level: int) -> str:
+    """The module that holds the tensor, at most so deep; a tensor of the model's own is itself."""
+    parts = name.split(".")
+    return ".".join(parts[:-1][:level]) or name
+
+
+def _worst_of(module: str, members: Sequence[str], worst: Mapping[str, float]) -> tuple[str, str]:
+    name = max(members, key=worst.__getitem__)
+    return name, f"worst of {len(members)} in {module}" if len(members) > 1 else ""
 
 
 def _axis(rows: Iterable[TensorRow], cap: float | None) -> _Axis:

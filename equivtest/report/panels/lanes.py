@@ -6,7 +6,8 @@ at a glance, whatever it took; ranks that did the same are told once. Times stan
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import math
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 
@@ -19,6 +20,12 @@ WIDTH = 100.0
 
 _TIMED_RANKS = 8
 """Ranks whose times are drawn; the first ones of more."""
+
+_LEAST = 0.3
+"""Per cent of the width that an event has at least, so that it is seen."""
+
+_TOLD_UPDATES = 4
+"""Updates whose reductions the title tells one by one."""
 
 SHORT = {
     "forward": "F",
@@ -143,43 +150,56 @@ def lanes(rows: Sequence[EventRow]) -> list[Lane]:
 def title(told: Sequence[Lane]) -> str:
     """What the lanes show: reductions, updates, and whether ranks differ."""
     by_update = {u: list(same) for u, same in groupby(told, key=lambda lane: lane.update)}
-    apart = [u for u, same in by_update.items() if len(same) > 1]
     parts = [_reductions(by_update)]
-    skipped = [u for u, same in by_update.items() if any(_has(lane, "skipped") for lane in same)]
-    unattempted = [
-        u for u, same in by_update.items() if not any(_has(lane, "attempted") for lane in same)
-    ]
-    if skipped:
-        parts.append(f"{_updates(skipped)} skipped")
-    elif not unattempted:
+    whole = {u: [_outcome(lane) for lane in same] for u, same in by_update.items()}
+    skipped = [u for u, found in whole.items() if "skipped" in found]
+    unattempted = [u for u, found in whole.items() if "not attempted" in found]
+    open_ = [u for u, found in whole.items() if "attempted" in found]
+    if not skipped and not unattempted and not open_:
         parts.append("every update applied")
-    if unattempted:
-        parts.append(f"no update attempted in {_updates(unattempted)}")
-    if apart:
-        parts.append(f"ranks differ in {_updates(apart)}")
+    parts += [f"{_updates(skipped)} skipped"] if skipped else []
+    parts += [f"no update attempted in {_updates(unattempted)}"] if unattempted else []
+    parts += [f"{_updates(open_)} attempted and not seen to end"] if open_ else []
+    apart = [u for u, same in by_update.items() if len(same) > 1]
+    parts += [f"ranks differ in {_updates(apart)}"] if apart else []
     return ", ".join(parts)
 
 
+def _outcome(lane: Lane) -> str:
+    """What became of the update on these ranks; with several optimizers the worst of it."""
+    if _has(lane, "skipped"):
+        return "skipped"
+    if _has(lane, "applied"):
+        return "applied"
+    return "attempted" if _has(lane, "attempted") else "not attempted"
+
+
 def _reductions(by_update: Mapping[int, Sequence[Lane]]) -> str:
-    counts = {u: max(_count(lane, "collective") for lane in same) for u, same in by_update.items()}
-    if not any(counts.values()):
+    every = {u: {_count(lane, "collective") for lane in same} for u, same in by_update.items()}
+    first = next(iter(every.values()))
+    if all(counts == {0} for counts in every.values()):
         return "no reduction"
-    if set(counts.values()) == {1}:
+    if first == {1} and all(counts == first for counts in every.values()):
         late = all(_reduces_last(lane) for same in by_update.values() for lane in same)
         return "one reduction an update" + (", at its last backward" if late else "")
-    if len(set(counts.values())) == 1:
-        return f"{next(iter(counts.values()))} reductions an update"
-    return ", ".join(
-        f"{figures.several(n, 'reduction') if n else 'none'} in update {u}"
-        for u, n in list(counts.items())[:4]
-    )
+    if len(first) == 1 and all(counts == first for counts in every.values()):
+        return f"{first.pop()} reductions an update"
+    told = [f"{_several(counts)} in update {u}" for u, counts in every.items()]
+    return ", ".join([*told[:_TOLD_UPDATES], *(["…"] if len(told) > _TOLD_UPDATES else [])])
+
+
+def _several(counts: Collection[int]) -> str:
+    low, high = min(counts), max(counts)
+    if low < high:
+        return f"{low} to {high} reductions"
+    return figures.several(low, "reduction") if low else "none"
 
 
 def _reduces_last(lane: Lane) -> bool:
+    """Right after a backward, and none comes later."""
     kinds = [mark.kind for mark in lane.marks]
-    if "collective" not in kinds:
-        return True
-    return "backward" not in kinds[kinds.index("collective") :]
+    at = kinds.index("collective")
+    return kinds[max(at - 1, 0)] == "backward" and "backward" not in kinds[at:]
 
 
 def _count(lane: Lane, kind: str) -> int:
@@ -207,29 +227,30 @@ def _marks(rows: Sequence[EventRow]) -> tuple[Mark, ...]:
 
 def _times(verdict: Verdict, update: int) -> Times | None:
     """None where the record has no times."""
-    rows = [event for event in verdict.events if event.update == update]
-    begun, ended = min(e.at_s for e in rows), max(e.at_s for e in rows)
-    if ended <= begun:
+    by_rank: dict[int, list[EventRow]] = {}
+    for event in verdict.events:
+        if event.update == update:
+            by_rank.setdefault(event.rank, []).append(event)
+    at = [event.at_s for own in by_rank.values() for event in own]
+    lasted = max(at) - min(at)
+    if not (0 < lasted < math.inf) or not all(map(math.isfinite, at)):
         return None
-    scale = WIDTH / (ended - begun)
-    ranks = [(rank, list(own)) for rank, own in groupby(rows, key=lambda e: e.rank)]
-    return Times(
-        update,
-        figures.duration(ended - begun),
-        tuple(
-            (f"rank {rank}", tuple(_spans(own, begun, scale))) for rank, own in ranks[:_TIMED_RANKS]
-        ),
-    )
+    drawn = sorted(by_rank.items())[:_TIMED_RANKS]
+    names = [f"rank {rank}" for rank, _ in drawn]
+    if len(by_rank) > len(drawn):
+        names[-1] += f", the last shown of {len(by_rank)}"
+    spans = [tuple(_spans(own, min(at), WIDTH / lasted)) for _, own in drawn]
+    return Times(update, figures.duration(lasted), tuple(zip(names, spans, strict=True)))
 
 
 def _spans(rows: Sequence[EventRow], begun: float, scale: float) -> Iterable[Span]:
     """Each event lasts until the next of its rank."""
     for event, after in zip(rows, [*rows[1:], rows[-1]], strict=True):
         mark = Mark(event.kind, event.microbatch, event.detail)
-        lasted = after.at_s - event.at_s
+        lasted = max(after.at_s - event.at_s, 0.0)
         yield Span(
-            round((event.at_s - begun) * scale, 2),
-            round(max(lasted * scale, 0.3), 2),
+            round(min((event.at_s - begun) * scale, WIDTH - _LEAST), 2),
+            round(max(lasted * scale, _LEAST), 2),
             mark.css,
             f"{mark.text}: {figures.duration(lasted)}",
         )

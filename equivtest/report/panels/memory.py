@@ -69,14 +69,17 @@ def memory(verdict: Verdict) -> Memory | None:
         return None
     alike: dict[tuple[tuple[int, int, int], ...], list[int]] = {}
     by_replica = groupby(sorted(rows, key=_place), key=lambda row: row.replica)
-    drawn = {replica: list(own)[:_MOST] for replica, own in by_replica}
+    every = {replica: list(own) for replica, own in by_replica}
+    drawn = {replica: own[:_MOST] for replica, own in every.items()}
+    cut = max(map(len, every.values())) > _MOST
     for replica, own in drawn.items():
         same = tuple((row.update, row.peak_bytes, row.held_bytes) for row in own)
         alike.setdefault(same, []).append(replica)
     on_gpu = verdict.card.device == "cuda"
     return Memory(
         title=title(rows),
-        of="allocated on the GPU" if on_gpu else "held by the autograd graph",
+        of=("allocated on the GPU" if on_gpu else "held by the autograd graph")
+        + (f", of the first {_MOST} microbatches of a replica" if cut else ""),
         rows=tuple(
             _row(figures.rank_names(same).replace("rank", "replica"), drawn[same[0]], highest)
             for same in alike.values()
@@ -122,7 +125,7 @@ def _row(name: str, rows: Sequence[MicrobatchRow], highest: int) -> Row:
 
 
 def _bar(row: MicrobatchRow, x: float, highest: int) -> Bar:
-    held = f", {figures.size(row.held_bytes)} of it of earlier ones" if row.held_bytes else ""
+    held = f", {figures.size(row.held_bytes)} kept of earlier ones" if row.held_bytes else ""
     return Bar(
         x=round(x, 1),
         width=_BAR,

@@ -96,28 +96,43 @@ def _loss(rows: Sequence[UpdateRow], places: Sequence[float]) -> Curve | None:
     points = _points(rows, places, losses, known)
     told = _beside_oracle(rows)
     beside = _path(_points(rows, places, oracles, known)) if told else ""
-    return Curve("loss", told or "as the large batch's", points, _path(points), beside)
+    finite = [v for v in losses if v is not None and math.isfinite(v)]
+    same = "as the large batch's" if any(v is not None for v in oracles) else _steady(finite)
+    return Curve("loss", told or same, points, _path(points), beside)
 
 
 def _beside_oracle(rows: Sequence[UpdateRow]) -> str:
     """Where it is furthest from the large batch's; empty where it is not to be seen."""
     apart = [
-        (abs(row.loss - row.oracle_loss) / abs(row.oracle_loss), row.update)
+        (_off(row.loss, row.oracle_loss), row.update)
         for row in rows
-        if row.loss is not None and row.oracle_loss
+        if row.loss is not None and row.oracle_loss is not None
     ]
-    off, update = max(apart, default=(0.0, 0))
-    return (
-        f"{figures.per_cent(off)} off the large batch's (dashed) in update {update}"
-        if (off > _SAME)
-        else ""
-    )
+    off, update = max(apart, key=lambda one: one[0], default=(0.0, 0))
+    if not off > _SAME:
+        return ""
+    if math.isinf(off):
+        return f"nothing like the large batch's (dashed) in update {update}"
+    return f"{figures.per_cent(off)} off the large batch's (dashed) in update {update}"
+
+
+def _off(loss: float, oracle: float) -> float:
+    """Relative to the oracle's; infinite where that is 0 or one of them is not finite alone."""
+    if loss == oracle or (math.isnan(loss) and math.isnan(oracle)):
+        return 0.0
+    if not math.isfinite(loss) or not math.isfinite(oracle) or oracle == 0:
+        return math.inf
+    return abs(loss - oracle) / abs(oracle)
 
 
 def _steady(values: Sequence[float]) -> str:
-    if len(set(values)) == 1:
-        return f"{figures.quantity(values[0])} throughout"
-    return f"{figures.quantity(values[0])} to {figures.quantity(values[-1])}"
+    first, last, low, high = (
+        figures.quantity(v) for v in (values[0], values[-1], min(values), max(values))
+    )
+    if low == high:
+        return f"{first} throughout"
+    between = "" if {low, high} == {first, last} else f", between {low} and {high}"
+    return f"{first} to {last}{between}"
 
 
 def _scale(values: Sequence[float]) -> str:
@@ -143,7 +158,7 @@ def _points(
         points.append(
             Point(
                 x=_x(place, places),
-                y=round(HEIGHT * (0.5 if high == low else 1 - (value - low) / (high - low)), 1),
+                y=round(HEIGHT * (1 - _part(value, low, high)), 1),
                 applied=row.applied,
                 label=figures.quantity(float(f"{value:.4g}")) if written else "",
                 text=f"update {row.update}: {figures.quantity(value)}{outcome}",
@@ -151,6 +166,14 @@ def _points(
             )
         )
     return tuple(points)
+
+
+def _part(value: float, low: float, high: float) -> float:
+    """Of the way from low to high, which may be further apart than a float can say."""
+    if high == low:
+        return 0.5
+    half = 1.0 if math.isfinite(high - low) else 0.5
+    return (value * half - low * half) / (high * half - low * half)
 
 
 def _x(place: float, places: Sequence[float]) -> float:

@@ -166,6 +166,8 @@ def concerned(causes: Sequence[str], seen: Collection[str]) -> frozenset[str]:
         if cause.startswith("source."):
             continue
         kinds = CONCERNED.get(cause, CONCERNED.get(cause.partition(".")[0], ()))
+        if not kinds:
+            continue
         there = [kind for kind in kinds if kind in seen]
         wanted.update(there or [kind for kind in INSTEAD if kind in seen][:1])
     return frozenset(wanted)

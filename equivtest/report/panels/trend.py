@@ -8,12 +8,16 @@ from dataclasses import dataclass
 
 from equivtest.compare import figures
 from equivtest.compare.figures import orderly
+from equivtest.compare.verdict import Status
 from equivtest.report.history import Point
 from equivtest.report.ranking import SYMBOLS
 
 WIDTH, HEIGHT = 250.0, 40.0
 _LOW, _HIGH = -3.0, 6.0
 """Powers of ten of a margin between which it is drawn."""
+
+_NOTHING_JUDGED = (Status.NOT_RUN, Status.ERROR, Status.INCONCLUSIVE)
+"""Without a margin these have no place; of a broken tensor it is the worst there is."""
 
 
 @dataclass(frozen=True)
@@ -49,17 +53,20 @@ def trend(points: Sequence[Point]) -> Trend | None:
             f"margin {figures.margin(point.margin)}",
         )
         for i, point in enumerate(points)
+        if not (math.isnan(point.margin) and point.status in _NOTHING_JUDGED)
     )
     return Trend(
         title=f"{figures.several(len(points), 'run')}, margin {_reach(points)}",
         dots=dots,
-        path="M" + "L".join(f"{dot.x:g} {dot.y:g}" for dot in dots),
+        path="M" + "L".join(f"{dot.x:g} {dot.y:g}" for dot in dots) if dots else "",
         one=_y(1.0),
     )
 
 
 def _reach(points: Sequence[Point]) -> str:
     first, last = points[0].margin, points[-1].margin
+    if all(math.isnan(point.margin) for point in points):
+        return "known in none"
     return f"{figures.margin(first)} in the first, {figures.margin(last)} in the latest"
 
 

@@ -29,6 +29,9 @@ _EXAGGERATE, _READABLE = (20, 10, 5, 2, 1), 0.4
 _ZERO = 1e-5
 """Weights below are written as 0: float32 leaves some 1e-7."""
 
+_LONG = 1e4
+"""Weights beyond are written with an exponent."""
+
 _LABELLED = 40.0
 """Pixels that a cell must have for its number to be written above it."""
 
@@ -38,6 +41,9 @@ _REPLICAS, _MICROBATCHES = 8, 16
 _SIGMAS = 4.0
 _ALIKE = 2e-3
 """Relative: numbers so near are one number to the eye, and for the title."""
+
+_ACCOUNTED = 0.05
+"""Part of the largest deviation that a rule may leave where a title says that all follow it."""
 
 
 @dataclass(frozen=True)
@@ -59,10 +65,15 @@ class Weight:
 
     @property
     def off(self) -> bool:
-        """Beyond what its uncertainty and rounding allow."""
-        return abs(self.found - self.expected) > max(
-            _SIGMAS * self.sigma, 1e-9 * abs(self.expected)
+        """Beyond what its uncertainty and rounding allow; what is not a number is."""
+        return not abs(self.found - self.expected) <= max(
+            1e-9 * abs(self.expected), _SIGMAS * self.sigma
         )
+
+    @property
+    def look(self) -> tuple[str, bool]:
+        """What makes two weights one number to the eye, with the same mark."""
+        return f"{self.ratio:.3f}", self.off
 
 
 @dataclass(frozen=True)
@@ -113,41 +124,92 @@ def mosaics(verdict: Verdict) -> tuple[Mosaic, ...]:
 
 
 def title(weights: Sequence[Weight]) -> str:
-    """What the weights of one update have in common."""
+    """What the weights of one update have in common; microbatches that hold nothing aside."""
+    broken = sum(not math.isfinite(one.found) for one in weights)
+    if broken:
+        return f"{broken} of {len(weights)} weights are not finite"
     off = [one for one in weights if one.off]
     if not off:
-        return "every microbatch counts as planned"
-    ratios = [one.ratio for one in weights]
-    if _alike(ratios):
-        return f"every microbatch counts {_times(ratios[0])}"
-    last = max(one.microbatch for one in weights)
-    if last and all(abs(w.ratio) < _ALIKE for w in weights if w.microbatch != last):
-        return "only the last microbatch of each replica counts"
-    if _alike([one.ratio * one.supervised for one in weights]):
-        return "each microbatch contributes the same, whatever it holds"
-    by_replica = [[w for w in weights if w.replica == r] for r in {w.replica for w in weights}]
-    if 1 < len(by_replica) < len(weights) and all(
-        _alike([w.ratio for w in row]) for row in by_replica
-    ):
-        sums = [sum(w.ratio * w.supervised for w in row) for row in by_replica]
-        same = _alike(sums)
+        near = all(abs(one.ratio - 1) <= _ALIKE for one in weights)
         return (
-            "each replica contributes the same, whatever it holds"
-            if same
-            else "one weight a replica: its microbatches count alike"
+            "every microbatch counts as planned"
+            if near
+            else "no weight is off by more than its uncertainty"
         )
-    low, high = min(one.ratio for one in off), max(one.ratio for one in off)
-    reach = f"{low:.3g}" if _alike([low, high]) else f"{low:.3g} to {high:.3g}"
-    return f"{len(off)} of {len(weights)} microbatches count {reach} times what they should"
+    holding = [one for one in weights if one.supervised > 0]
+    return _shape(holding) or _reach(off, len(weights))
+
+
+def _shape(weights: Sequence[Weight]) -> str:
+    """The rule that all of them follow; empty where there is none."""
+    if not any(one.off for one in weights):
+        return ""
+    mean = sum(one.ratio for one in weights) / len(weights)
+    if _follow(weights, [mean] * len(weights)):
+        return f"every microbatch counts {_times(mean)} times what it should"
+    rows = [[w for w in weights if w.replica == r] for r in {w.replica for w in weights}]
+    if _only_last(rows):
+        return "only the last microbatch of each replica counts"
+    part = sum(one.ratio * one.supervised for one in weights) / len(weights)
+    if _follow(weights, [part / one.supervised for one in weights]):
+        return "each microbatch contributes the same, whatever it holds"
+    return _by_replica(weights, rows)
+
+
+def _by_replica(weights: Sequence[Weight], rows: Sequence[Sequence[Weight]]) -> str:
+    if len(rows) < 2:
+        return ""
+    held = {row[0].replica: sum(w.supervised for w in row) for row in rows}
+    part = sum(w.ratio * w.supervised for w in weights) / len(rows)
+    if _follow(weights, [part / held[w.replica] for w in weights]):
+        return "each replica contributes the same, whatever it holds"
+    means = {row[0].replica: sum(w.ratio for w in row) / len(row) for row in rows}
+    several = any(len(row) > 1 for row in rows)
+    if several and _follow(weights, [means[w.replica] for w in weights]):
+        return "one weight a replica: its microbatches count alike"
+    return ""
+
+
+def _only_last(rows: Iterable[Sequence[Weight]]) -> bool:
+    """Of each replica the last one counts, and of some there are others, which count nothing."""
+    in_order = [sorted(row, key=lambda one: one.microbatch) for row in rows]
+    others = [one for row in in_order for one in row[:-1]]
+    last = [row[-1] for row in in_order]
+    return (
+        bool(others)
+        and all(abs(one.ratio) < _ALIKE for one in others)
+        and all(abs(one.ratio) >= _ALIKE for one in last)
+    )
+
+
+def _follow(weights: Sequence[Weight], expected: Sequence[float]) -> bool:
+    """Whether a rule accounts for what is off, and not only for what is near 1 anyway."""
+    largest = max(abs(one.ratio) for one in weights)
+    furthest = max(abs(one.ratio - 1) for one in weights)
+    allowed = min(_ALIKE * largest, _ACCOUNTED * furthest)
+    return all(abs(w.ratio - e) <= allowed for w, e in zip(weights, expected, strict=True))
+
+
+def _reach(off: Sequence[Weight], count: int) -> str:
+    low, high = _times(min(one.ratio for one in off)), _times(max(one.ratio for one in off))
+    reach = low if low == high else f"{low} to {high}"
+    verb = "counts" if count == 1 else "count"
+    of = "the one microbatch" if count == 1 else f"{len(off)} of {count} microbatches"
+    return f"{of} {verb} {reach} times what {'it' if count == 1 else 'they'} should"
 
 
 def _weights(
     rows: Iterable[tuple[int, int, int, float, float, float]],
     counted: Mapping[tuple[int, int, int], float | None],
 ) -> list[Weight]:
+    """Equally wide where it is not known of all how much they hold, or they hold nothing."""
+    found = list(rows)
+    held = [counted.get((u, r, k)) for u, r, k, *_ in found]
+    known = [n for n in held if n is not None and math.isfinite(n) and n >= 0]
+    widths = known if len(known) == len(held) and any(known) else [1.0] * len(held)
     return [
-        Weight(r, k, expected, found, sigma, counted.get((u, r, k)) or 1.0)
-        for u, r, k, expected, found, sigma in rows
+        Weight(r, k, expected, weight, sigma, width)
+        for (_, r, k, expected, weight, sigma), width in zip(found, widths, strict=True)
     ]
 
 
@@ -195,10 +257,10 @@ def _drawing(weights: Sequence[Weight], element: float) -> _Drawing:
 
 
 def _folded(rows: Sequence[tuple[str, list[Weight]]]) -> list[tuple[str, list[Weight]]]:
-    """Rows with the same weights once, under the names of all."""
-    alike: dict[tuple[str, ...], list[list[Weight]]] = {}
+    """Rows with the same weights and widths once, under the names of all."""
+    alike: dict[tuple[tuple[str, bool, float], ...], list[list[Weight]]] = {}
     for _, row in rows:
-        alike.setdefault(tuple(f"{one.ratio:.3f}" for one in row), []).append(row)
+        alike.setdefault(tuple((*one.look, one.supervised) for one in row), []).append(row)
     return [
         (figures.rank_names([r[0].replica for r in same]).replace("rank", "replica"), same[0])
         for same in alike.values()
@@ -230,7 +292,7 @@ def _runs(weights: Sequence[Weight]) -> Iterable[tuple[str, Weight]]:
         for one in weights:
             yield f"k{one.microbatch}", one
         return
-    for _, run in groupby(weights, key=lambda one: f"{one.ratio:.3f}"):
+    for _, run in groupby(weights, key=lambda one: one.look):
         same = list(run)
         first, last = same[0], same[-1]
         label = f"k{first.microbatch}"
@@ -242,7 +304,8 @@ def _runs(weights: Sequence[Weight]) -> Iterable[tuple[str, Weight]]:
 def _cell(one: Weight, label: str, x: float, width: float, base: float, drawing: _Drawing) -> Cell:
     height, unit = drawing.height(one.ratio), drawing.unit
     mark = ("▲" if one.found > one.expected else "▼") if one.off else ""
-    figure = f"{mark}{one.ratio * (one.expected or 1.0):.3f}"
+    finite = math.isfinite(one.found)
+    figure = f"{mark}{_number(one)}" if finite else f"{mark}not finite"
     room = width >= _LABELLED
     return Cell(
         x=round(x, 1),
@@ -254,14 +317,20 @@ def _cell(one: Weight, label: str, x: float, width: float, base: float, drawing:
         figure=figure if room else mark if width >= 9 else "",
         label=label if width >= 6.0 * len(label) else "",
         name=f"microbatch{'es' if '–' in label else ''} {label[1:]}",
-        text=f"{one.found:.6g} ± {one.sigma:.1g}, planned {one.expected:.4g}",
+        text=(f"{one.found:.6g} ± {one.sigma:.1g}" if finite else "not finite")
+        + f", planned {one.expected:.4g}",
     )
 
 
-def _alike(numbers: Sequence[float]) -> bool:
-    largest = max(map(abs, numbers))
-    return max(numbers) - min(numbers) <= _ALIKE * largest
+def _number(one: Weight) -> str:
+    """Three decimals, and as many more as show that it is off."""
+    found = 0.0 if abs(one.found) < _ZERO else one.found
+    hidden = one.off and f"{found:.3f}" == f"{one.expected:.3f}"
+    if abs(found) >= _LONG:
+        return f"{found:.2g}"
+    return figures.weight(found) if hidden else f"{found:.3f}"
 
 
 def _times(ratio: float) -> str:
-    return f"{ratio:.3g} times what it should"
+    """Three digits, and beside 1 as many as tell it from 1."""
+    return figures.weight(ratio) if abs(ratio - 1) < 0.02 else f"{ratio:.3g}"
