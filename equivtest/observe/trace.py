@@ -53,7 +53,7 @@ class Event:
     detail: str = ""
     begun: int = 0
     attempted: bool = False
-    at_s: float = 0.0
+    at_s: float = field(default=0.0, compare=False)
     lines: tuple[int, ...] = ()
 
 
