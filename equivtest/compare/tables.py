@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
+from equivtest.compare.figures import orderly
+
 
 @dataclass(frozen=True)
 class TensorRow:
@@ -49,7 +51,7 @@ class TensorRow:
     def margin(self) -> float:
         """Largest distance over its tolerance among the comparisons that judge this tensor."""
         split = self.split_margin if self.isolated_distance is None else self.isolated_margin
-        return max(self.loop_margin or 0.0, split or 0.0)
+        return max(self.loop_margin or 0.0, split or 0.0, key=orderly)
 
     @property
     def loop_margin(self) -> float | None:
@@ -122,8 +124,8 @@ class EventRow:
     """One event of one rank, in the order in which it happened there.
 
     ``at_s`` counts from the first event of any rank; ``lines`` are those of the loop's own file
-    that it came from, of the innermost call first. The same case has other times in each run: they do
-    not count where rows are compared.
+    that it came from, of the innermost call first. The same case has other times in each run:
+    they do not count where rows are compared.
     """
 
     rank: int

@@ -11,6 +11,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from equivtest.causes import Cause, Kind
+from equivtest.compare.figures import orderly
 from equivtest.compare.sensitivity import Sensitivity
 from equivtest.compare.tables import (
     EventRow,
@@ -205,7 +206,8 @@ class Verdict:
 
     @cached_property
     def margin(self) -> float:
-        return max((row.margin for row in self.rows if row.state != "not judged"), default=math.nan)
+        judged = (row.margin for row in self.rows if row.state != "not judged")
+        return max(judged, key=orderly, default=math.nan)
 
     @cached_property
     def replay_margin(self) -> float | None:
@@ -223,7 +225,7 @@ class Verdict:
     def worst(self) -> TensorRow | None:
         """The row with the largest margin, among those judged if any were."""
         judged = [row for row in self.rows if row.state != "not judged"]
-        return max(judged or self.rows, key=lambda row: row.margin, default=None)
+        return max(judged or self.rows, key=lambda row: orderly(row.margin), default=None)
 
     @property
     def tensors(self) -> pd.DataFrame:
@@ -297,4 +299,4 @@ def expectation(expect: Expectation) -> tuple[str, ...]:
 
 
 def _largest(margins: Iterable[float | None]) -> float | None:
-    return max((m for m in margins if m is not None), default=None)
+    return max((m for m in margins if m is not None), key=orderly, default=None)

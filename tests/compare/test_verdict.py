@@ -140,6 +140,18 @@ def test_something_over_a_tolerance_of_nothing_is_an_infinite_margin() -> None:
     assert row(replay_distance=0.0, replay_tolerance=0.0).margin == 0.0
 
 
+@pytest.mark.parametrize("place", [0, 1, 2])
+def test_what_is_no_number_is_the_worst_wherever_it_stands(place: int) -> None:
+    rows = [row(tensor=name, replay_distance=1e-8, replay_tolerance=1e-7) for name in "abc"]
+    rows[place] = row(tensor="broken", replay_distance=math.nan, replay_tolerance=1e-7)
+    made = verdict(Status.FAULT, rows=tuple(rows))
+    assert math.isnan(made.margin)
+    assert math.isnan(made.replay_margin)
+    assert made.worst.tensor == "broken"
+    beside = row(split_distance=math.nan, split_tolerance=1e-7, replay_distance=1e-8)
+    assert math.isnan(beside.margin)
+
+
 def test_what_was_not_judged_has_no_margin() -> None:
     rows = (row(state="not judged", replay_distance=8.0, replay_tolerance=1.0),)
     assert math.isnan(verdict(Status.INCONCLUSIVE, rows=rows).margin)
