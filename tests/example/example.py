@@ -1,4 +1,4 @@
-"""A run that shows what a report shows: right splits, two wrong loops and two sources.
+"""A run that shows what a report shows: right splits, three wrong loops and two sources.
 
 ``make example`` runs it and keeps its page as ``reports/example.html``. Not collected by ``make
 test``: its faults are meant to fail.
@@ -65,6 +65,18 @@ def mean_of_means(rank: Rank) -> None:
         rank.optimizer.zero_grad()
 
 
+def own_denominator(rank: Rank) -> None:
+    for group in rank.groups:
+        for k, batch in enumerate(group):
+            last = k == len(group) - 1
+            with contextlib.nullcontext() if last else rank.model.no_sync():
+                with rank.autocast():
+                    loss = rank.loss(rank.model, batch)
+                (loss.total / group.local_count).backward()
+        rank.optimizer.step()
+        rank.optimizer.zero_grad()
+
+
 def never_cleared(rank: Rank) -> None:
     for group in rank.groups:
         for k, batch in enumerate(group):
@@ -87,7 +99,9 @@ def test_recipe(equivalence, plan: Plan, precision: str) -> None:  # type: ignor
 
 @pytest.mark.parametrize("plan", [Plan(4, 2, 4), Plan(4, 4, 2), Plan(8, 4, 1)], ids=str)
 @pytest.mark.parametrize("precision", ["fp32", "bf16-mixed"])
-@pytest.mark.parametrize("loop", [mean_of_means, never_cleared], ids=lambda loop: loop.__name__)
+@pytest.mark.parametrize(
+    "loop", [mean_of_means, own_denominator, never_cleared], ids=lambda loop: loop.__name__
+)
 def test_loops(equivalence, plan: Plan, precision: str, loop) -> None:  # type: ignore[no-untyped-def]
     equivalence(digits_autoencoder, plan, precision=precision, loop=loop)
 
