@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,9 +22,10 @@ from equivtest.report.listing import Listing
 SCHEMA = 2
 
 _READABLE = (1, SCHEMA)
-"""1 has no listings, no microbatches and no times and lines of events: their defaults stand."""
+"""1 has a mapping a row where 2 has tables, and no listings, microbatches, times and lines of
+events: their defaults stand."""
 
-_LINES = 3  # levels that are laid out in lines: a tensor's row is one
+_LINES = 4  # levels that are laid out in lines: a tensor's row is one
 
 _NAME_LENGTH = 80  # with hash and suffix well below the 143 bytes that encrypted home folders allow
 
@@ -161,10 +162,7 @@ def _take_volatile(verdict: dict[str, Any]) -> dict[str, Any]:
         "duration_s": verdict.pop("duration_s"),
         "first_peak_bytes": verdict["card"].pop("first_peak_bytes"),
         "later_peak_bytes": verdict["card"].pop("later_peak_bytes"),
-        **{
-            key: [row.pop(field) for row in verdict[table]]
-            for table, field, key in _VOLATILE_COLUMNS
-        },
+        **{key: _take_column(verdict[table], column) for table, column, key in _VOLATILE_COLUMNS},
     }
 
 
@@ -172,8 +170,22 @@ def _put_volatile(verdict: dict[str, Any], volatile: dict[str, Any]) -> None:
     verdict["duration_s"] = volatile["duration_s"]
     verdict["card"]["first_peak_bytes"] = volatile["first_peak_bytes"]
     verdict["card"]["later_peak_bytes"] = volatile["later_peak_bytes"]
-    for table, field, key in _VOLATILE_COLUMNS:
-        rows, values = verdict.get(table, []), volatile.get(key)
-        if values is not None:
-            for row, value in zip(rows, values, strict=True):
-                row[field] = value
+    for table, column, key in _VOLATILE_COLUMNS:
+        if key in volatile:
+            _put_column(verdict[table], column, volatile[key])
+
+
+def _take_column(table: dict[str, Any], column: str) -> list[Any]:
+    at = table["columns"].index(column)
+    table["columns"].pop(at)
+    return [row.pop(at) for row in table["rows"]]
+
+
+def _put_column(table: Any, column: str, values: Sequence[Any]) -> None:
+    if isinstance(table, list):  # as schema 1 has it: a mapping a row
+        for row, value in zip(table, values, strict=True):
+            row[column] = value
+        return
+    table["columns"].append(column)
+    for row, value in zip(table["rows"], values, strict=True):
+        row.append(value)

@@ -7,17 +7,20 @@ import math
 import os
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import verdicts
 
 from equivtest.compare.sensitivity import Sensitivity
-from equivtest.compare.tables import SourceRow
+from equivtest.compare.tables import EventRow, SourceRow
 from equivtest.compare.verdict import Card, Verdict
 from equivtest.plan import Plan
 from equivtest.report import record as records
 from equivtest.report.atomic import write_whole
-from equivtest.report.codec import decode, encode
+from equivtest.report.codec import CodecError, decode, encode
+from equivtest.report.page import render_page
+from equivtest.report.run import Run
 
 PLAN = Plan(4, 2, 2)
 MADE = {
@@ -148,5 +151,57 @@ def test_numbersof_other_libraries_become_plain_ones() -> None:
         PLAN, rows=(verdicts.tensor("w", replay_distance=np.float32(0.5)),)
     )
     data = encode(verdict, Verdict)
-    assert type(data["rows"][0]["replay_distance"]) is float
+    at = data["rows"]["columns"].index("replay_distance")
+    assert type(data["rows"]["rows"][0][at]) is float
     assert decode(encode(verdict.card, Card), Card) == verdict.card
+
+
+# -- tables
+
+
+def events(**changes: Any) -> dict[str, Any]:
+    """A verdict as a record has it, with its table of events changed."""
+    data = encode(verdicts.equivalent(PLAN), Verdict)
+    return data | {"events": data["events"] | changes}
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"columns": ["rank", "colour"]}, r"record\.events has unknown columns: colour"),
+        ({"columns": ["rank"], "rows": [[0]]}, r"record\.events lacks columns.*: .*kind"),
+        ({"rows": [[0, 0]]}, r"record\.events\[0\] has 2 entries, should have 7"),
+        ({"rows": [3]}, "is a int, should be a list"),
+        ({"rows": [[0, 0, 0, 1, "", 0.0, []]]}, r"record\.events\[0\]\.kind is a int, should be"),
+        ({"more": []}, "has other keys than columns and rows"),
+    ],
+)
+def test_a_table_that_does_not_fit_is_told_by_its_place(
+    changes: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(CodecError, match=message):
+        decode(events(**changes), Verdict)
+
+
+def test_a_table_without_rows_and_one_that_lacks_columns_with_defaults_are_read() -> None:
+    assert decode(events(rows=[]), Verdict).events == ()
+    short = {"columns": ["rank", "update", "microbatch", "kind"], "rows": [[0, 1, None, "clip"]]}
+    assert decode(events(**short), Verdict).events == (EventRow(0, 1, None, "clip"),)
+
+
+def test_a_record_that_an_earlier_version_wrote_is_read() -> None:
+    """``schema1.json`` is a record of schema 1 as a run of that version left it."""
+    record = records.read(Path(__file__).with_name("schema1.json"))
+    verdict = record.verdict
+    assert (verdict.status, verdict.causes) == ("fault", ("norm.mean_of_means_accum",))
+    assert len(verdict.rows) == 12
+    assert verdict.rows[0].tensor == "0.weight"
+    assert [event.kind for event in verdict.events][:3] == ["forward", "backward", "forward"]
+    assert {event.at_s for event in verdict.events} == {0.0}
+    assert verdict.microbatches == ()
+    assert record.listings == ()
+    assert verdict.updates[0].peak_bytes == verdict.card.first_peak_bytes
+    page = render_page(Run((record,)))
+    assert "Distance by depth: " in page
+    assert "Memory by microbatch" not in page
+    assert records.from_json(records.to_json(record)) == record
