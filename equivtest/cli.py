@@ -5,8 +5,11 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from equivtest import __version__, commands
+
+Subcommands = Any  # argparse keeps the type of its subparsers to itself
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -19,6 +22,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--version", action="version", version=f"equivtest {__version__}")
     subcommands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    for add in (_report, _compare, _devices, _faults, _causes):
+        add(subcommands)
+    arguments = parser.parse_args(argv)
+    status: int = arguments.run(arguments)
+    return status
+
+
+def _report(subcommands: Subcommands) -> None:
     report = subcommands.add_parser(
         "report",
         help="render results.csv and divergence.html from records",
@@ -55,6 +66,18 @@ def main(argv: Sequence[str] | None = None) -> int:
         help="put style and script into files beside the page, for a server whose content security "
         "policy forbids what is inline",
     )
+    report.set_defaults(
+        run=lambda given: commands.report(
+            given.folders,
+            given.out,
+            latest=given.runs,
+            words=given.select,
+            external=given.external_assets,
+        )
+    )
+
+
+def _compare(subcommands: Subcommands) -> None:
     comparison = subcommands.add_parser(
         "compare",
         help="say what differs between two runs",
@@ -76,6 +99,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         metavar="DIR",
         help="where to write comparison.html (default: the reports folder of NEW)",
     )
+    comparison.set_defaults(run=lambda given: commands.compare(given.old, given.new, given.out))
+
+
+def _devices(subcommands: Subcommands) -> None:
     devices = subcommands.add_parser(
         "devices",
         help="print the arguments that pytest takes on the GPUs at hand",
@@ -85,6 +112,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     devices.add_argument(
         "--max-D", type=int, default=4, metavar="D", help="replicas of the largest plan (default 4)"
     )
+    devices.set_defaults(run=lambda given: commands.devices(given.max_D))
+
+
+def _faults(subcommands: Subcommands) -> None:
     planted = subcommands.add_parser(
         "faults",
         help="print what became of the planted faults of a run",
@@ -100,6 +131,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         metavar="DIR",
         help="a reports folder, or one run's folder (default: reports)",
     )
+    planted.set_defaults(run=lambda given: commands.faults(given.folders))
+
+
+def _causes(subcommands: Subcommands) -> None:
     causes = subcommands.add_parser(
         "causes",
         help="print what a verdict can name",
@@ -107,22 +142,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "name, or those that were asked for with what to change.",
     )
     causes.add_argument("names", nargs="*", metavar="CAUSE", help="clip.missing, say")
-    arguments = parser.parse_args(argv)
-    if arguments.command == "devices":
-        return commands.devices(arguments.max_D)
-    if arguments.command == "faults":
-        return commands.faults(arguments.folders)
-    if arguments.command == "causes":
-        return commands.causes(arguments.names)
-    if arguments.command == "compare":
-        return commands.compare(arguments.old, arguments.new, arguments.out)
-    return commands.report(
-        arguments.folders,
-        arguments.out,
-        latest=arguments.runs,
-        words=arguments.select,
-        external=arguments.external_assets,
-    )
+    causes.set_defaults(run=lambda given: commands.causes(given.names))
 
 
 def _count(text: str) -> int:

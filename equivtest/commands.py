@@ -14,6 +14,7 @@ from equivtest.report.run import Run, age, find, load
 
 
 def devices(max_D: int) -> int:
+    """Print pytest's arguments for the GPUs at hand."""
     from equivtest.gpumatrix import MissingPackagesError
     from equivtest.gpumatrix import arguments as pytest_arguments
 
@@ -28,12 +29,13 @@ def devices(max_D: int) -> int:
 def report(
     folders: Sequence[Path], out: Path | None, *, latest: int, words: str, external: bool
 ) -> int:
+    """Render the records of one or more runs."""
     from equivtest.report.closing import render
     from equivtest.report.selecting import selected
 
     try:
-        runs = [run for folder in folders for run in find(folder, latest)]
-        run = load(dict.fromkeys(path.resolve() for path in runs))
+        paths = [path.resolve() for folder in folders for path in find(folder, latest)]
+        run = load(dict.fromkeys(paths))
         if words:
             run = selected(run, words)
         lines = render(run, out or _default_out(folders), external=external)
@@ -45,7 +47,8 @@ def report(
 
 
 def compare(old: Path, new: Path, out: Path | None) -> int:
-    from equivtest.report import comparing
+    """Say what differs between two runs, and write it as a page."""
+    from equivtest.report import compared, comparing
     from equivtest.report.comparisonpage import write_comparison
 
     try:
@@ -56,7 +59,7 @@ def compare(old: Path, new: Path, out: Path | None) -> int:
     except (OSError, ValueError) as error:
         print(f"equivtest compare: {error}", file=sys.stderr)
         return 2
-    print("\n".join([*comparing.lines(comparison), f"comparison: {page}"]))
+    print("\n".join([*compared.lines(comparison), f"comparison: {page}"]))
     unreadable = len(runs[0].unreadable) + len(runs[1].unreadable)
     if unreadable:
         # The cases of these files may be among those that look gone or added.
@@ -114,6 +117,7 @@ def _same_run(old: Path, new: Path) -> str:
 
 
 def faults(folders: Sequence[Path]) -> int:
+    """Print the table of the planted faults."""
     from equivtest.report.planted import lines, outcomes
 
     try:
@@ -134,6 +138,7 @@ def faults(folders: Sequence[Path]) -> int:
 
 
 def causes(names: Sequence[str]) -> int:
+    """Print what a verdict can name."""
     from equivtest.causes import Cause
 
     known = {name: Cause.named(name) for name in names}

@@ -26,11 +26,6 @@ def margin(value: float | None) -> str:
     return f"{value:.2f}" if value < 99.995 else _compact(f"{value:.1e}")
 
 
-def faulty_margin(value: float) -> str:
-    """A fault's margin: of one within tolerance it was no distance that told."""
-    return "within" if value <= 1 else margin(value)
-
-
 def share(value: float, decimals: int = 0) -> str:
     """A part of a whole in per cent; ``<1%`` for what would round to nothing, and never ``-0%``."""
     least = 10.0**-decimals
@@ -60,6 +55,11 @@ def weight(value: float) -> str:
     if 0 < abs(off) < 1e-5:
         return f"1 {'+' if off > 0 else '-'} {_compact(f'{abs(off):.1e}')}"
     return "0" if abs(value) < 1e-12 else f"{value:.6g}"
+
+
+def unrounded(value: float) -> float:
+    """A weight, and 0 for one that is rounding beside 0: float32 leaves some 1e-7."""
+    return 0.0 if abs(value) < 1e-5 else value
 
 
 def size(value: int | None) -> str:
@@ -97,6 +97,11 @@ def _compact(text: str) -> str:
     """``1.5e+05`` as ``1.5e5``."""
     mantissa, e, exponent = text.partition("e")
     return f"{mantissa}e{int(exponent)}" if e else text
+
+
+def replica_names(replicas: Sequence[int]) -> str:
+    """``replica 0``, ``replicas 0–3``, as ``rank_names``."""
+    return rank_names(replicas).replace("rank", "replica")
 
 
 def rank_names(ranks: Sequence[int]) -> str:

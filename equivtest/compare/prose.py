@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import textwrap
 from collections.abc import Iterable, Sequence
 
@@ -129,6 +130,17 @@ def sources_text(verdict: Verdict) -> str:
     shares = sorted(verdict.sources.items(), key=lambda item: (-item[1], item[0]))
     told = ", ".join(f"{name} {figures.share(share)}" for name, share in shares)
     return told or "no source was isolated"
+
+
+def margin_text(verdict: Verdict) -> str:
+    """The margin in a word or a number: ``within`` of a fault that no distance told."""
+    if not any(row.state != "not judged" for row in verdict.rows):
+        return figures.ABSENT
+    if math.isnan(verdict.margin):
+        return "NaN"
+    if verdict.status is Status.FAULT and verdict.margin <= 1:
+        return "within"
+    return figures.margin(verdict.margin)
 
 
 def judged(verdict: Verdict) -> str:

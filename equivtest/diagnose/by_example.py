@@ -16,9 +16,6 @@ from equivtest.compare.arms import UpdateArms
 from equivtest.compare.weights import Weights, fit
 from equivtest.distance import MaybeTensors, finite
 
-ROUNDED = 1e-5
-"""Weights below are written as 0: float32 leaves some 1e-7. It chooses words only."""
-
 MOST = 128
 """Examples up to which each is run alone: as many forwards, and as many gradients at once."""
 
@@ -53,7 +50,7 @@ def by_example(arms: UpdateArms, gradient: MaybeTensors) -> ByExample | None:
         return None
     u, differ = arms.u, [ids[k] for _, k in weights.differ()]
     rows = tuple((u, ids[k], 1.0, w, weights.sigma[r, k]) for (r, k), w in weights.found.items())
-    times = {i: figures.weight(_clean(weights, ids.index(i))) for i in differ}
+    times = {i: figures.weight(figures.unrounded(weights.found[0, ids.index(i)])) for i in differ}
     if len(set(times.values())) == 1 and len(differ) == len(ids):
         note = f"update {u}: every example counts {times[differ[0]]} times in the gradient"
         return ByExample(rows, note)
@@ -64,12 +61,6 @@ def by_example(arms: UpdateArms, gradient: MaybeTensors) -> ByExample | None:
         f"gradient (example and weight: {told}{more}), and that is what the gradient holds"
     )
     return ByExample(rows, note)
-
-
-def _clean(weights: Weights, k: int) -> float:
-    """The weight of the example at ``k``, 0 where it is rounding."""
-    found = weights.found[0, k]
-    return 0.0 if abs(found) < ROUNDED else found
 
 
 def fitted(whole: Whole, gradient: MaybeTensors) -> Weights | None:

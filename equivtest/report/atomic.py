@@ -21,3 +21,13 @@ def write_whole(path: Path, content: bytes) -> None:
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
+
+
+def write_text(path: Path, text: str) -> int:
+    """The same of a text; returns its size in bytes.
+
+    A lone surrogate in a name has no UTF-8: it is shown as its escape.
+    """
+    content = text.encode("utf-8", "backslashreplace")
+    write_whole(path, content)
+    return len(content)

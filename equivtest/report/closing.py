@@ -80,7 +80,7 @@ def render(run: Run, out: Path, *, external: bool = False) -> list[str]:
     if size > _LARGE_BYTES:
         lines.append(
             f"warning: the page is {size / 1024 / 1024:.1f} MB; browsers get slow above 5 MB: "
-            "render fewer runs at a time"
+            "`equivtest report --select WORDS` shows some cases"
         )
     return lines
 

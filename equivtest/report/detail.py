@@ -77,8 +77,8 @@ def told(found: Sequence[Shown]) -> str:
         (len(brief) - failing, "as expected, with a note", "in brief"),
         (lines, "of all", "as a line each"),
     ]
-    told = [f"{figures.several(n, 'case')} {which} {how}" for n, which, how in parts if n]
-    return f"shown are only {', '.join(told)}" if told else ""
+    told_of = [f"{figures.several(n, 'case')} {which} {how}" for n, which, how in parts if n]
+    return f"shown are only {', '.join(told_of)}" if told_of else ""
 
 
 def _wanted(record: Record) -> bool:

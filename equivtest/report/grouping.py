@@ -6,8 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from equivtest.compare import figures
-from equivtest.compare.prose import finding_text, headline
+from equivtest.compare.prose import finding_text, headline, margin_text
 from equivtest.compare.verdict import Status
 from equivtest.report.ranking import fails, fixed_key, worst_first
 from equivtest.report.record import Record
@@ -38,7 +37,7 @@ class Failing:
 
     @property
     def margin(self) -> str:
-        return figures.faulty_margin(self.worst.verdict.margin)
+        return margin_text(self.worst.verdict)
 
     @property
     def text(self) -> str:

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from equivtest.compare.verdict import Status
-
-if TYPE_CHECKING:
-    from equivtest.report.run import Run
+from equivtest.report.record import Record
 
 
 @dataclass(frozen=True)
@@ -27,16 +24,15 @@ class Point:
     margin: float
 
 
-def histories(runs: Sequence[Run]) -> dict[str, tuple[Point, ...]]:
+def histories(runs: Sequence[tuple[str, Sequence[Record]]]) -> dict[str, tuple[Point, ...]]:
     """By case id, a point for each run that has the case; none of a case that only one run has.
 
     Args:
-        runs: the oldest first, as the points are then. A merged run counts as its latest.
+        runs: the name and the records of each, the oldest first, as the points are then.
     """
     found: dict[str, list[Point]] = {}
-    for run in runs:
-        run_id = run.run_ids[-1] if run.run_ids else ""
-        for record in run.records:
+    for run_id, records in runs:
+        for record in records:
             point = Point(run_id, record.verdict.status, record.verdict.margin)
             found.setdefault(record.id, []).append(point)
     return {case: tuple(points) for case, points in found.items() if len(points) > 1}

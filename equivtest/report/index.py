@@ -7,22 +7,23 @@ from dataclasses import dataclass
 
 from equivtest.compare import figures
 from equivtest.compare.figures import orderly
-from equivtest.compare.prose import deciding, headline
-from equivtest.compare.verdict import Status, Verdict
+from equivtest.compare.prose import deciding, headline, margin_text
+from equivtest.compare.verdict import Status
 from equivtest.report.identity import DEFAULT_WRAP
 from equivtest.report.ranking import fails, worst_first
 from equivtest.report.record import Record
 
-_WORDS = 160
-"""Characters of a finding that the filter searches."""
-
 
 @dataclass(frozen=True)
 class IndexRow:
-    """One row; its figures are of ``worst``, ``order`` is what its margin sorts by."""
+    """One row; its figures are of ``worst``, ``order`` is what its margin sorts by.
+
+    ``expected`` says whether the verdict is, ``words`` are for the filter beside what is shown.
+    """
 
     status: Status
-    failing: bool
+    expected: str
+    over: bool
     experiment: str
     loop: str
     precision: str
@@ -62,29 +63,23 @@ def _row(cases: Sequence[Record], ran: dict[tuple[str, ...], set[str]]) -> Index
     judged = any(one.state != "not judged" for one in verdict.rows)
     return IndexRow(
         status=verdict.status,
-        failing=fails(worst),
+        expected=_expected(worst),
+        over=fails(worst) and not verdict.margin <= 1,
         experiment=worst.experiment,
         loop=loop,
         precision=verdict.card.precision,
         cases=len(cases),
         plans=_plans(list(plans), len(ran[place])),
         worst=worst,
-        margin=_margin(verdict) if judged else figures.ABSENT,
+        margin=margin_text(verdict),
         order=_finite(verdict.margin) if judged else -1.0,
         distance=figures.distance(distance),
         distance_order=_finite(distance) if distance is not None else -1.0,
         tolerance=figures.distance(tolerance),
         floor=figures.distance(row.noise_floor if row else None),
         told=_told(worst),
-        words=" ".join(dict.fromkeys([*plans, worst.planted, _said(worst)])).strip(),
+        words=" ".join(dict.fromkeys([*plans, worst.planted, *said(worst)])).strip(),
     )
-
-
-def _margin(verdict: Verdict) -> str:
-    if not verdict.rows:
-        return figures.ABSENT
-    told = figures.faulty_margin if verdict.status is Status.FAULT else figures.margin
-    return told(verdict.margin)
 
 
 def _plans(plans: Sequence[str], ran: int) -> str:
@@ -102,10 +97,15 @@ def _told(record: Record) -> str:
     return text if len(text) <= 90 else f"{text[:88].rstrip()} …"
 
 
-def _said(record: Record) -> str:
-    """What was found, for the filter, where it is short."""
-    findings = record.verdict.findings
-    return findings[0].text[:_WORDS] if findings else ""
+def _expected(record: Record) -> str:
+    if fails(record):
+        return "✗ no"
+    return "✓ yes" if record.verdict.passed else figures.ABSENT
+
+
+def said(record: Record) -> list[str]:
+    """What was found, for the filter."""
+    return [finding.text for finding in record.verdict.findings[:1]]
 
 
 def _finite(value: float) -> float:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
-from equivtest.compare import figures
+from equivtest.compare.prose import margin_text
 from equivtest.compare.verdict import Status
 from equivtest.report.ranking import SYMBOLS, fails, fixed_key, plan_sizes, precision_rank
 from equivtest.report.record import Record
@@ -88,8 +88,7 @@ def cell(record: Record) -> Cell:
     verdict = record.verdict
     status, failing = verdict.status, fails(record)
     unusual = verdict.expect != ("equivalent",)
-    told = figures.faulty_margin if status is Status.FAULT else figures.margin
-    figure = told(verdict.margin) if verdict.rows else ""
+    figure = margin_text(verdict) if verdict.rows else ""
     expected = "not as expected" if failing else "as expected"
     margin = f", margin {figure}" if figure else ""
     causes = f" ({', '.join(verdict.causes)})" if verdict.causes else ""

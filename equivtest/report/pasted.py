@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from equivtest.compare.prose import explain
-from equivtest.report.panels.source import sources
+from equivtest.report.pointing import sources
 from equivtest.report.record import Record
 from equivtest.report.summary import case_name
 

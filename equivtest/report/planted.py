@@ -122,7 +122,6 @@ def _cause(planted: str) -> str:
 
 def kind_of(planted: str) -> str:
     """What kind of cause it is."""
-    """What kind of cause it is."""
     known = Cause.named(_cause(planted))
     return str(known.kind) if known else "–"
 

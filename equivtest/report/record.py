@@ -124,8 +124,12 @@ def _other_schema(schema: object, where: str) -> str:
 def file_name(record_id: str) -> str:
     """A file name for the case: readable, safe on every file system, and different for every id."""
     readable = re.sub(r"[^A-Za-z0-9._+-]+", "_", record_id).strip("._")[-_NAME_LENGTH:]
-    digest = hashlib.sha256(record_id.encode("utf-8", "surrogatepass")).hexdigest()[:10]
-    return f"{readable.lstrip('._-') or 'case'}-{digest}.json"
+    return f"{readable.lstrip('._-') or 'case'}-{digest(record_id)}.json"
+
+
+def digest(record_id: str) -> str:
+    """Ten hexadecimal digits that tell the case from others, the same in every run."""
+    return hashlib.sha256(record_id.encode("utf-8", "surrogatepass")).hexdigest()[:10]
 
 
 def write(record: Record, folder: Path) -> Path:

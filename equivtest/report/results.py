@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from equivtest.compare.prose import deciding
 from equivtest.compare.verdict import Status
-from equivtest.report.atomic import write_whole
+from equivtest.report.atomic import write_text, write_whole
 from equivtest.report.ranking import fixed_key
 from equivtest.report.record import Record
 
@@ -77,8 +77,7 @@ def results(records: Iterable[Record]) -> pd.DataFrame:
 
 def write_csv(table: pd.DataFrame, path: Path) -> None:
     """Write the table as ``results.csv``, whole or not at all."""
-    text = table.to_csv(index=False)
-    write_whole(path, text.encode("utf-8", "backslashreplace"))
+    write_text(path, table.to_csv(index=False))
 
 
 def write_parquet(table: pd.DataFrame, path: Path) -> bool:

@@ -73,7 +73,6 @@ class Run:
         missing: collected tests without a record, with what became of them.
         ended: every session ended by itself.
         run_ids: folders that were read, the latest last.
-        replaced: cases that an earlier run has as well.
         unreadable: what is wrong with files that could not be read.
         selection: how many of the cases these are, in words; empty for all.
         history: by case id, a point for each run, the oldest first; only of cases that several of
@@ -84,10 +83,14 @@ class Run:
     missing: Mapping[str, str] = field(default_factory=dict)
     ended: bool = True
     run_ids: tuple[str, ...] = ()
-    replaced: int = 0
     unreadable: tuple[str, ...] = ()
     selection: str = ""
     history: Mapping[str, tuple[Point, ...]] = field(default_factory=dict)
+
+    @property
+    def replaced(self) -> int:
+        """Cases that an earlier run has as well."""
+        return sum(record.id in self.history for record in self.records)
 
 
 def find(folder: Path, latest: int = 1) -> list[Path]:
@@ -170,13 +173,12 @@ def _merged(runs: Sequence[Run]) -> Run:
     records = {record.id: record for run in runs for record in run.records}
     recorded = {record.nodeid for record in records.values()}
     missing = {nodeid: how for run in runs for nodeid, how in run.missing.items()}
-    history = histories(runs)
+    history = histories([(run.run_ids[-1], run.records) for run in runs])
     return Run(
         records=tuple(records.values()),
         missing={nodeid: how for nodeid, how in missing.items() if nodeid not in recorded},
         ended=all(run.ended for run in runs),
         run_ids=tuple(run_id for run in runs for run_id in run.run_ids),
-        replaced=len(history),
         unreadable=tuple(text for run in runs for text in run.unreadable),
         history=history,
     )

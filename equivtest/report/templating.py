@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import jinja2
 
-from equivtest.compare import figures, sensitivity
+from equivtest.compare import figures
+from equivtest.compare.prose import margin_text
 from equivtest.report.assets import TEMPLATES
-from equivtest.report.panels import source
 from equivtest.report.ranking import MEANINGS, SYMBOLS, fails
 from equivtest.report.summary import case_name
 from equivtest.report.views import anchor, anchor_of
@@ -30,11 +30,7 @@ def templates() -> jinja2.Environment:
         meanings=MEANINGS,
         anchor=anchor,
         anchor_of=anchor_of,
-        sensitivity_sentence=sensitivity.sentence,
-        sensitivity_details=sensitivity.details,
         case_name=case_name,
-        fails=fails,
-        statuses=tuple(SYMBOLS),
-        source_meanings=source.MEANINGS,
+        margin_text=margin_text,
     )
     return environment

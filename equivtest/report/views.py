@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -10,6 +9,7 @@ from dataclasses import dataclass
 from equivtest.compare import figures
 from equivtest.compare.prose import (
     headline,
+    margin_text,
     places,
     reason,
     unnamed_first,
@@ -21,19 +21,19 @@ from equivtest.compare.sheet import sheet
 from equivtest.compare.tables import TensorRow
 from equivtest.compare.verdict import Status, Verdict
 from equivtest.report.detail import Detail
-from equivtest.report.grouping import sentence_case
+from equivtest.report.grouping import evidence, sentence_case
 from equivtest.report.history import Point
 from equivtest.report.panels.audit import Audit, audit
 from equivtest.report.panels.depth import Depth, depth
-from equivtest.report.panels.lanes import Events, events
+from equivtest.report.panels.events import Events, events
 from equivtest.report.panels.memory import Memory, memory
 from equivtest.report.panels.progress import Progress, progress
-from equivtest.report.panels.source import Source, sources
 from equivtest.report.panels.trend import Trend, trend
 from equivtest.report.panels.weights import Mosaic, mosaics
 from equivtest.report.pasted import pasted
-from equivtest.report.ranking import SYMBOLS, fails
-from equivtest.report.record import Record
+from equivtest.report.pointing import Source, pointed, sources
+from equivtest.report.ranking import fails
+from equivtest.report.record import Record, digest
 from equivtest.report.summary import case_name, expectation_text
 
 _FEW_TENSORS = 5
@@ -81,7 +81,7 @@ class Figures:
     audit: Audit | None = None
     progress: Progress | None = None
     memory: Memory | None = None
-    sources: tuple[Source, ...] = ()
+    listings: tuple[Source, ...] = ()
     pasted: str = ""
 
 
@@ -92,8 +92,6 @@ class CaseView:
     anchor: str
     record: Record
     name: str
-    symbol: str
-    status: str
     failing: bool
     margin: str
     headline: str
@@ -108,7 +106,7 @@ class CaseView:
     with_exact: bool
     tensors_left_out: int
     tensors_of: str
-    sources: tuple[tuple[str, str, float, str], ...]
+    shares: tuple[tuple[str, str, float, str], ...]
     sensitivity: tuple[tuple[str, str], ...]
     trend: Trend | None
     figures: Figures
@@ -132,10 +130,8 @@ def case_view(
         anchor=anchor(record),
         record=record,
         name=case_name(record),
-        symbol=SYMBOLS[verdict.status],
-        status=verdict.status.value,
         failing=fails(record),
-        margin=_margin(verdict),
+        margin=margin_text(verdict) if verdict.rows else "",
         headline=sentence_case(headline(verdict)),
         expected=expectation_text(record).strip(),
         findings=tuple(_findings(verdict)),
@@ -148,19 +144,42 @@ def case_view(
         with_exact=any(row.exact_distance is not None for row in shown),
         tensors_left_out=len(rows) - len(shown),
         tensors_of=_tensors_of(verdict),
-        sources=tuple(_sources(verdict)),
-        sensitivity=tuple(_sensitivity(verdict)),
+        shares=tuple(_shares(verdict)),
+        sensitivity=tuple(sensitivity_lines(verdict)),
         trend=trend(history),
         figures=_figures(record) if full else Figures(),
     )
 
 
-def _margin(verdict: Verdict) -> str:
-    if not verdict.rows:
-        return ""
-    if verdict.status is Status.FAULT and verdict.margin <= 1:
-        return "distances within tolerance"
-    return f"margin {figures.margin(verdict.margin)}"
+@dataclass(frozen=True)
+class WorstView:
+    """The case of the first screen: the first failure, or the one nearest to its tolerance."""
+
+    record: Record
+    failing: bool
+    name: str
+    headline: str
+    evidence: str
+    change: str
+    mosaic: Mosaic | None
+    source: Source | None
+
+
+def worst_view(record: Record) -> WorstView:
+    """What the first screen says of it; figures only where it fails."""
+    verdict, failing = record.verdict, fails(record)
+    drawn = mosaics(verdict) if failing else ()
+    off = (m for m in drawn if any(cell.kind for row in m.rows for cell in row.cells))
+    return WorstView(
+        record=record,
+        failing=failing,
+        name=case_name(record),
+        headline=sentence_case(headline(verdict)),
+        evidence=evidence(record),
+        change=what_to_change(verdict.cause) if failing else "",
+        mosaic=next(off, None),
+        source=pointed(record.listings, verdict) if failing else None,
+    )
 
 
 def _figures(record: Record) -> Figures:
@@ -172,7 +191,7 @@ def _figures(record: Record) -> Figures:
         audit=audit(verdict),
         progress=progress(verdict),
         memory=memory(verdict),
-        sources=sources(record.listings, verdict),
+        listings=sources(record.listings, verdict),
         pasted=pasted(record),
     )
 
@@ -184,7 +203,7 @@ def anchor(record: Record) -> str:
 
 def anchor_of(record_id: str) -> str:
     """The same, of a record's id."""
-    return "case-" + hashlib.sha256(record_id.encode("utf-8", "surrogatepass")).hexdigest()[:10]
+    return f"case-{digest(record_id)}"
 
 
 def _findings(verdict: Verdict) -> Iterable[FindingView]:
@@ -209,7 +228,7 @@ def _findings(verdict: Verdict) -> Iterable[FindingView]:
         )
 
 
-def _sources(verdict: Verdict) -> Iterable[tuple[str, str, float, str]]:
+def _shares(verdict: Verdict) -> Iterable[tuple[str, str, float, str]]:
     """Source, share, length of its bar in per cent and where it enters; what none explains last."""
     for row in sorted(verdict.source_rows, key=lambda row: -row.share):
         where = row.where if row.claimed else "; ".join(filter(None, (row.where, "not needed")))
@@ -224,7 +243,7 @@ def _part(share: float) -> float:
     return round(100 * min(max(share, 0.0), 1.0), 1)
 
 
-def _sensitivity(verdict: Verdict) -> Iterable[tuple[str, str]]:
+def sensitivity_lines(verdict: Verdict) -> Iterable[tuple[str, str]]:
     """The sentence, without a label, and what lies behind it; nothing where it was not asked."""
     if verdict.sensitivity is not None:
         yield "", f"{sentence(verdict.sensitivity)}."

@@ -14,7 +14,8 @@ import verdicts
 
 from equivtest.compare.verdict import Failure, Finding, Status, Verdict
 from equivtest.plan import Plan, plans
-from equivtest.report.comparing import Change, Comparison, compare, lines, moved_by
+from equivtest.report.compared import lines
+from equivtest.report.comparing import Change, Comparison, compare, moved_by
 from equivtest.report.environment import Difference
 from equivtest.report.record import Record
 from equivtest.report.run import Run

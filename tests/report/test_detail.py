@@ -164,7 +164,7 @@ def test_a_page_of_a_thousand_faults_stays_small() -> None:
             r"Shown are only ([\d,]+) cases not as expected in brief, ([\d,]+) cases of all", html
         ).groups()
     )
-    assert lines == html.count('<p class="line ')
+    assert lines == html.count('<p class="line"')
     assert len(full) + brief + lines == 1000
 
 
@@ -178,7 +178,9 @@ def test_a_page_of_ten_thousand_cases_leads_to_each() -> None:
     wanted = {anchor(record) for record in records}
     assert len(wanted) == 10_000
     assert wanted == set(re.findall(r' id="(case-\w+)"', html))
-    cells = re.findall(r'<a class="equivalent s\d" href="#(case-\w+)"', html)
+    cells = re.findall(
+        r'<a class="equivalent s\d" data-status="equivalent" href="#(case-\w+)"', html
+    )
     assert len(cells) == 10_000
     assert set(cells) == wanted
     assert len(html.encode()) <= 10 * 2**20

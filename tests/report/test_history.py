@@ -12,15 +12,16 @@ from equivtest.compare.verdict import Status, Verdict
 from equivtest.plan import Plan
 from equivtest.report import record as records
 from equivtest.report.history import Point, histories
-from equivtest.report.run import Run, RunFolder, find, load
+from equivtest.report.record import Record
+from equivtest.report.run import RunFolder, find, load
 
 A, B = Plan(4, 2, 2), Plan(2, 4, 2)
 CASE_A = "cases/test_loop.py::test_it[m4-A2-D2-fp32]"
 CASE_B = "cases/test_loop.py::test_it[m2-A4-D2-fp32]"
 
 
-def run_of(run_id: str, *made: Verdict) -> Run:
-    return Run(tuple(map(verdicts.record, made)), run_ids=(run_id,))
+def run_of(run_id: str, *made: Verdict) -> tuple[str, tuple[Record, ...]]:
+    return run_id, tuple(map(verdicts.record, made))
 
 
 def written(reports: Path, run_id: str, day: int, *made: Verdict, lacking: str = "") -> Path:
@@ -60,12 +61,6 @@ def test_a_point_without_a_margin_is_kept() -> None:
     first, second = histories(runs)[CASE_A]
     assert (first.status, math.isnan(first.margin)) == (Status.NOT_RUN, True)
     assert second == Point("2", Status.EQUIVALENT, 0.25)
-
-
-def test_a_merged_run_counts_as_its_latest() -> None:
-    merged = Run((verdicts.record(verdicts.equivalent(A)),), run_ids=("1", "2"))
-    found = histories([merged, run_of("3", verdicts.equivalent(A))])
-    assert [point.run_id for point in found[CASE_A]] == ["2", "3"]
 
 
 def test_of_several_runs_each_must_have_ended(tmp_path: Path) -> None:

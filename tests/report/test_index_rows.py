@@ -62,7 +62,7 @@ def test_failures_first_then_what_could_not_be_run_then_the_nearest_to_tolerance
         verdicts.fault(PLAN, "fp16"),
     )
     assert [row.precision for row in found] == ["fp16", "bf16", "tf32", "fp32", "fp64"]
-    assert [row.failing for row in found] == [True, True, False, False, False]
+    assert [row.expected[0] for row in found] == list("✗✗–✓✓")
 
 
 def test_the_wrapper_is_named_where_it_is_not_the_usual() -> None:
@@ -78,7 +78,7 @@ def test_the_wrapper_is_named_where_it_is_not_the_usual() -> None:
     [
         ((), "–", -1.0),
         ((verdicts.tensor("a", 0, 7.0, state="not judged"),), "–", -1.0),
-        ((verdicts.tensor("a", replay_distance=math.nan),), "–", 1e308),
+        ((verdicts.tensor("a", replay_distance=math.nan),), "NaN", 1e308),
         ((verdicts.tensor("a", replay_distance=math.inf),), "inf", 1e308),
         ((verdicts.tensor("a", 0, 7.0),), "7.00", pytest.approx(7.0)),
     ],

@@ -129,7 +129,9 @@ def test_failing_cases_come_first_and_open_the_worst_before_the_others() -> None
         ),
         verdicts.fault(Plan(1, 8, 2), margin=1e5),
     )
-    opened = re.findall(r'<details class="case (\w+)"( open)?>.*?class="name">(.*?)<', html, re.S)
+    opened = re.findall(
+        r'<details class="case" data-status="(\w+)"( open)?>.*?class="name">(.*?)<', html, re.S
+    )
     assert [(status, bool(is_open)) for status, is_open, _ in opened] == [
         ("fault", True),
         ("fault", True),

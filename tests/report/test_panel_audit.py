@@ -24,7 +24,7 @@ def figure(*pairs: tuple[Ids, Ids]) -> Audit:
 
 
 @pytest.mark.parametrize(
-    ("pairs", "told", "twice", "never"),
+    ("pairs", "told", "surplus", "lacking"),
     [
         ([((0, 1), (0, 1)), ((2, 3), (2, 3))], "4 planned, 4 received, each once", "", ""),
         ([((2, 3), (0, 1)), ((1, 0), (2, 3))], "4 planned, 4 received, each once", "", ""),
@@ -52,7 +52,7 @@ def figure(*pairs: tuple[Ids, Ids]) -> Audit:
             "",
             "2",
         ),
-        # an order of the loop's own: not one of them came twice
+        # other examples than the plan's, each as often as the plan has others
         (
             [((4, 5), (0, 1))],
             "2 planned, 2 received: 2 more often than planned, 2 less often",
@@ -79,10 +79,10 @@ def figure(*pairs: tuple[Ids, Ids]) -> Audit:
     ],
 )
 def test_the_title_counts_what_came(
-    pairs: list[tuple[Ids, Ids]], told: str, twice: str, never: str
+    pairs: list[tuple[Ids, Ids]], told: str, surplus: str, lacking: str
 ) -> None:
     made = figure(*pairs)
-    assert (made.title, made.twice, made.never) == (told, twice, never)
+    assert (made.title, made.surplus, made.lacking) == (told, surplus, lacking)
 
 
 def test_examples_of_another_microbatch_are_marked_there() -> None:
@@ -130,7 +130,7 @@ def test_of_many_ids_the_first_and_their_number() -> None:
     (ids,) = line.microbatches
     assert len(ids.runs) == 25
     assert ids.runs[-1] == ("… 30 in all", False)
-    assert figure((many, ())).twice.endswith("28, 30, …")
+    assert figure((many, ())).surplus.endswith("28, 30, …")
 
 
 def test_a_line_for_each_update_and_replica_and_a_column_for_the_most_microbatches() -> None:

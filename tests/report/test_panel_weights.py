@@ -122,7 +122,7 @@ def test_width_is_what_it_holds_and_height_its_weight() -> None:
     assert [cell.width for cell in (*first.cells, *second.cells)] == [50, 100, 100, 200]
     assert [cell.height for cell in (*first.cells, *second.cells)] == [17, 34, 34, 34]
     assert [cell.gap for cell in (*first.cells, *second.cells)] == [17, 0, 0, 34]
-    assert [cell.mark for cell in (*first.cells, *second.cells)] == ["▼", "", "", "▲"]
+    assert [cell.kind for cell in (*first.cells, *second.cells)] == ["missing", "", "", "too"]
     assert second.cells[1].top == second.line - 34
     assert [cell.x for cell in first.cells] == [0, 52]
     assert first.width == 152
@@ -165,7 +165,7 @@ def test_rows_that_hold_other_numbers_are_not_one() -> None:
 
 def test_a_weight_that_is_off_by_little_is_not_lost_among_neighbours() -> None:
     (mosaic,) = mosaics(made([[1.0] * 20 + [1.0001] + [1.0] * 20]))
-    assert [cell.mark for cell in mosaic.rows[0].cells] == ["", "▲", ""]
+    assert [cell.kind for cell in mosaic.rows[0].cells] == ["", "too", ""]
 
 
 @pytest.mark.parametrize(

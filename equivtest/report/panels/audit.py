@@ -36,13 +36,13 @@ class Line:
 
 @dataclass(frozen=True)
 class Audit:
-    """The table: ``twice`` and ``never`` name the examples that are concerned."""
+    """The table: ``surplus`` and ``lacking`` name what came more and less often than planned."""
 
     title: str
     microbatches: int
     lines: tuple[Line, ...]
-    twice: str
-    never: str
+    surplus: str
+    lacking: str
     elsewhere: bool
 
 
@@ -54,20 +54,20 @@ def audit(verdict: Verdict) -> Audit | None:
     planned = Counter(i for row in rows for i in row.planned or ())
     received = Counter(i for row in rows for i in row.ids or ())
     unknown = sum(row.ids is None for row in rows)
-    twice = sorted((received - planned).elements())
-    never = sorted((planned - received).elements()) if not unknown else []
+    surplus = sorted((received - planned).elements())
+    lacking = sorted((planned - received).elements()) if not unknown else []
     counted = {
         (m.update, m.replica, m.microbatch): figures.quantity(m.supervised)
         for m in verdict.microbatches
         if m.supervised is not None
     }
-    lines = _lines(rows, set(twice), counted)
+    lines = _lines(rows, set(surplus), counted)
     return Audit(
-        title=_title(rows, planned, received, len(twice), len(never), unknown),
+        title=_title(rows, planned, received, len(surplus), len(lacking), unknown),
         microbatches=max(len(line.microbatches) for line in lines),
         lines=lines,
-        twice=_named(twice),
-        never=_named(never),
+        surplus=_named(surplus),
+        lacking=_named(lacking),
         elsewhere=any(ids.elsewhere for line in lines for ids in line.microbatches),
     )
 
@@ -91,8 +91,8 @@ def _title(
     rows: Sequence[ExampleRow],
     planned: Counter[int],
     received: Counter[int],
-    twice: int,
-    never: int,
+    surplus: int,
+    lacking: int,
     unknown: int,
 ) -> str:
     if unknown == len(rows):
@@ -101,36 +101,36 @@ def _title(
         return "none planned, none received"
     known = f"{planned.total():,} planned, {received.total():,} received"
     parts = [
-        f"{twice:,} more often than planned" if twice else "",
-        f"{never:,} less often" if never else "",
+        f"{surplus:,} more often than planned" if surplus else "",
+        f"{lacking:,} less often" if lacking else "",
     ]
     often = ", ".join(filter(None, parts))
     if unknown:
         told = f"{known}, unknown in {unknown} of {len(rows)} microbatches"
         return f"{told}: {often}" if often else told
-    if twice or never:
+    if surplus or lacking:
         return f"{known}: {often}"
     once = "each once" if set(received.values()) == {1} else "each as often as planned"
     return f"{known}, {once}"
 
 
 def _lines(
-    rows: Sequence[ExampleRow], twice: set[int], counted: dict[tuple[int, int, int], str]
+    rows: Sequence[ExampleRow], surplus: set[int], counted: dict[tuple[int, int, int], str]
 ) -> tuple[Line, ...]:
     by_place: dict[tuple[int, int], list[Ids]] = {}
     for row in sorted(rows, key=lambda r: (r.update, r.replica, r.microbatch)):
         supervised = counted.get((row.update, row.replica, row.microbatch), "")
-        by_place.setdefault((row.update, row.replica), []).append(_ids(row, twice, supervised))
+        by_place.setdefault((row.update, row.replica), []).append(_ids(row, surplus, supervised))
     return tuple(
         Line(update, f"replica {replica}", tuple(ids))
         for (update, replica), ids in by_place.items()
     )
 
 
-def _ids(row: ExampleRow, twice: set[int], supervised: str) -> Ids:
+def _ids(row: ExampleRow, surplus: set[int], supervised: str) -> Ids:
     if row.ids is None:
         return Ids((("unknown", False),), supervised, False)
-    shown = runs(row.ids[:_MOST_IDS], twice)
+    shown = runs(row.ids[:_MOST_IDS], surplus)
     if len(row.ids) > _MOST_IDS:
         shown.append((f"… {len(row.ids)} in all", False))
     elsewhere = sorted(row.ids) != sorted(row.planned or ())

@@ -1,4 +1,4 @@
-"""Distance by depth: every tensor in the model's order, with noise floor, tolerance and cap.
+"""Distance by depth: the tensors in the model's order, with noise floor, tolerance and cap.
 
 Of each tensor what decided stands above, with the tolerance that decided; below, smaller, how far
 the arithmetic is from the float64 large batch, with the floor, tolerance and cap of the precision:

@@ -13,7 +13,12 @@ from equivtest.compare.verdict import Verdict
 HEIGHT = 44.0
 """Pixels of the highest peak."""
 
-_BAR = 14.0
+_BAR, _GAP = 14.0, 2.0
+"""Pixels of a bar and between two."""
+
+_LABEL, _APART = 62.0, 14.0
+"""Pixels that an update has at least, for its label, and between two updates."""
+
 _MOST = 48
 """Microbatches of a replica that are drawn; of more the first ones."""
 
@@ -23,11 +28,13 @@ _GROWS = 1.05
 
 @dataclass(frozen=True)
 class Bar:
-    """One microbatch; ``top`` and ``held`` in pixels from the base."""
+    """One microbatch, with what it held of earlier ones; places in pixels from the top."""
 
     x: float
     width: float
+    top: float
     height: float
+    held_top: float
     held: float
     text: str
 
@@ -58,6 +65,7 @@ class Memory:
 
     title: str
     of: str
+    height: float
     rows: tuple[Row, ...]
 
 
@@ -80,9 +88,9 @@ def memory(verdict: Verdict) -> Memory | None:
         title=title(rows),
         of=("allocated on the GPU" if on_gpu else "held by the autograd graph")
         + (f", of the first {_MOST} microbatches of a replica" if cut else ""),
+        height=HEIGHT,
         rows=tuple(
-            _row(figures.rank_names(same).replace("rank", "replica"), drawn[same[0]], highest)
-            for same in alike.values()
+            _row(figures.replica_names(same), drawn[same[0]], highest) for same in alike.values()
         ),
     )
 
@@ -116,20 +124,24 @@ def _row(name: str, rows: Sequence[MicrobatchRow], highest: int) -> Row:
         bars = []
         for row in own:
             bars.append(_bar(row, x, highest))
-            x += _BAR + 2
-        width = max(x - bars[0].x - 2, 62.0)
+            x += _BAR + _GAP
+        width = max(x - bars[0].x - _GAP, _LABEL)
         peak = max(r.peak_bytes for r in rows if r.update == update)
         groups.append(Group(f"update {update}", bars[0].x, width, figures.size(peak), tuple(bars)))
-        x = bars[0].x + width + 14
-    return Row(name, round(x - 14, 1), tuple(groups))
+        x = bars[0].x + width + _APART
+    return Row(name, round(x - _APART, 1), tuple(groups))
 
 
 def _bar(row: MicrobatchRow, x: float, highest: int) -> Bar:
     held = f", {figures.size(row.held_bytes)} kept of earlier ones" if row.held_bytes else ""
+    height = round(HEIGHT * row.peak_bytes / highest, 1)
+    kept = round(HEIGHT * min(row.held_bytes, row.peak_bytes) / highest, 1)
     return Bar(
         x=round(x, 1),
         width=_BAR,
-        height=round(HEIGHT * row.peak_bytes / highest, 1),
-        held=round(HEIGHT * min(row.held_bytes, row.peak_bytes) / highest, 1),
+        top=round(HEIGHT - height, 1),
+        height=height,
+        held_top=round(HEIGHT - kept, 1),
+        held=kept,
         text=f"microbatch {row.microbatch}: {figures.size(row.peak_bytes)}{held}",
     )

@@ -11,7 +11,7 @@ from equivtest.compare import figures
 from equivtest.compare.tables import UpdateRow
 from equivtest.compare.verdict import Verdict
 
-WIDTH, HEIGHT = 250.0, 62.0
+WIDTH, HEIGHT = 250, 62
 """Pixels of one figure's field."""
 
 _LABELLED = 5
@@ -51,6 +51,8 @@ class Progress:
     axis: str
     ticks: tuple[tuple[float, str, str], ...]
     curves: tuple[Curve, ...]
+    width: int = WIDTH
+    height: int = HEIGHT
 
 
 def progress(verdict: Verdict) -> Progress | None:
@@ -72,12 +74,12 @@ def progress(verdict: Verdict) -> Progress | None:
     )
 
 
-Value = Callable[[UpdateRow], float | None]
-Title = Callable[[Sequence[float]], str]
+_Value = Callable[[UpdateRow], float | None]
+_Title = Callable[[Sequence[float]], str]
 
 
 def _curve(
-    name: str, rows: Sequence[UpdateRow], places: Sequence[float], value: Value, title: Title
+    name: str, rows: Sequence[UpdateRow], places: Sequence[float], value: _Value, title: _Title
 ) -> Curve | None:
     values = [value(row) for row in rows]
     known = [v for v in values if v is not None and math.isfinite(v)]
@@ -148,21 +150,20 @@ def _points(
     values: Sequence[float | None],
     known: Sequence[float],
 ) -> tuple[Point, ...]:
-    low, high = min(known), max(known)
+    low, high, labelled = min(known), max(known), _labelled(len(rows))
     points = []
     for i, (row, place, value) in enumerate(zip(rows, places, values, strict=True)):
         if value is None or not math.isfinite(value):
             continue
         outcome = "" if row.applied else ", skipped"
-        written = len(rows) <= _LABELLED or i in (0, len(rows) - 1)
         points.append(
             Point(
                 x=_x(place, places),
                 y=round(HEIGHT * (1 - _part(value, low, high)), 1),
                 applied=row.applied,
-                label=figures.quantity(float(f"{value:.4g}")) if written else "",
+                label=figures.quantity(float(f"{value:.4g}")) if i in labelled else "",
                 text=f"update {row.update}: {figures.quantity(value)}{outcome}",
-                anchor="start" if i == 0 else "end" if i == len(rows) - 1 else "middle",
+                anchor=_anchor(i, len(rows)),
             )
         )
     return tuple(points)
@@ -188,8 +189,14 @@ def _path(points: Sequence[Point]) -> str:
 def _ticks(
     rows: Sequence[UpdateRow], places: Sequence[float], even: bool, ends: Sequence[int]
 ) -> Iterable[tuple[float, str, str]]:
-    shown = range(len(rows)) if len(rows) <= _LABELLED else (0, len(rows) - 1)
-    for i in shown:
+    for i in _labelled(len(rows)):
         label = f"update {rows[i].update}" if even else f"{ends[i]:,}"
-        anchor = "start" if i == 0 else "end" if i == len(rows) - 1 else "middle"
-        yield _x(places[i], places), label, anchor
+        yield _x(places[i], places), label, _anchor(i, len(rows))
+
+
+def _labelled(count: int) -> Sequence[int]:
+    return range(count) if count <= _LABELLED else (0, count - 1)
+
+
+def _anchor(i: int, count: int) -> str:
+    return "start" if i == 0 else "end" if i == count - 1 else "middle"

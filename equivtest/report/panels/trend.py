@@ -12,7 +12,7 @@ from equivtest.compare.verdict import Status
 from equivtest.report.history import Point
 from equivtest.report.ranking import SYMBOLS
 
-WIDTH, HEIGHT = 250.0, 40.0
+WIDTH, HEIGHT = 250, 40
 _LOW, _HIGH = -3.0, 6.0
 """Powers of ten of a margin between which it is drawn."""
 
@@ -38,6 +38,8 @@ class Trend:
     dots: tuple[Dot, ...]
     path: str
     one: float
+    width: int = WIDTH
+    height: int = HEIGHT
 
 
 def trend(points: Sequence[Point]) -> Trend | None:

@@ -12,15 +12,23 @@
   const words = form ? one("input[name=q]", form) : null;
   const text = new Map(rows.map((row) => [row, `${row.textContent} ${row.dataset.words}`.toLowerCase()]));
   const blocks = all(".case, .line");
-  const blockText = new Map(blocks.map((block) => [block, (one("summary", block) ?? block).textContent.toLowerCase()]));
+  const blockText = new Map(blocks.map((block) => [block, sayings(block)]));
   const cells = all(".matrix td a");
   const cellText = new Map(cells.map((cell) => [cell, describe(cell)]));
   let sorting = "";
 
-  // What a cell of the matrix is about: its block, precision and plan.
+  // What a case is about: its head and what was found.
+  function sayings(block) {
+    const found = all(".findings > li", block).map((item) => item.textContent).join(" ");
+    return `${(one("summary", block) ?? block).textContent} ${found}`.toLowerCase();
+  }
+
+  // What a cell of the matrix is about: its block, precision and plan, and its case.
   function describe(cell) {
     const block = one(".block", cell.closest("tbody"));
-    return `${block.textContent} ${cell.closest("tr").firstElementChild.textContent} ${cell.title}`.toLowerCase();
+    const own = `${block.textContent} ${cell.closest("tr").firstElementChild.textContent} ${cell.title}`;
+    const target = document.getElementById(cell.hash.slice(1))?.closest(".case, .line");
+    return `${own} ${blockText.get(target) ?? ""}`.toLowerCase();
   }
 
   // The address is #place?status=fault&q=words&sort=margin:d: a fragment alone, which files may change.
@@ -51,11 +59,11 @@
       if (!row.hidden) { shown += 1; cases += Number(row.dataset.cases); }
     }
     for (const cell of cells) {
-      cell.classList.toggle("dim", !(on.has(cell.className.split(" ")[0]) && match(cellText.get(cell))));
+      cell.classList.toggle("dim", !(on.has(cell.dataset.status) && match(cellText.get(cell))));
     }
     for (const block of blocks) {
       const known = blockText.get(block);
-      block.hidden = !(on.has(block.classList[1]) && match(known));
+      block.hidden = !(on.has(block.dataset.status) && match(known));
     }
     for (const group of all(".group")) group.hidden = !one(".case:not([hidden]), .line:not([hidden])", group);
     one("#nothing").hidden = shown > 0;
@@ -101,8 +109,6 @@
       if (at.localName === "details") at.open = true;
     }
     target.scrollIntoView();
-    for (const old of all(".at")) old.classList.remove("at");
-    target.classList.add("at");
   }
 
   // The cases in the order of the page; n and p go from the one in hand, or on the screen, to the next.

@@ -13,7 +13,7 @@ from equivtest.compare.tables import EventRow
 from equivtest.compare.verdict import Finding, Verdict
 from equivtest.plan import Plan
 from equivtest.report.listing import Listing
-from equivtest.report.panels.source import CONCERNED, Source, concerned, pointed, sources
+from equivtest.report.pointing import CONCERNED, Source, concerned, pointed, sources
 
 PLAN = Plan(4, 2, 2)
 ALL = (

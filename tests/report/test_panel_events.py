@@ -12,7 +12,7 @@ from drawing import assert_drawable, drawing_of
 
 from equivtest.compare.tables import EventRow
 from equivtest.plan import Plan
-from equivtest.report.panels.lanes import Events, events
+from equivtest.report.panels.events import Events, events
 
 KINDS = {
     "F": "forward",

@@ -1,4 +1,4 @@
-"""The loop's own source beside its fault: at which lines it does what the causes speak of."""
+"""Which lines of the loop do what its causes speak of."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from equivtest.compare.verdict import Verdict
 from equivtest.report.listing import Listing
+from equivtest.report.panels.events import KINDS
 
 CONCERNED: Mapping[str, tuple[str, ...]] = {
     "norm.miscounted": ("forward", "backward"),
@@ -54,25 +55,6 @@ WORDS: Mapping[str, str] = {
 INSTEAD = ("update attempted", "backward")
 """Where a loop lacks what its cause speaks of (a clip, a schedule), what it would stand beside."""
 
-SIGNS: Mapping[str, str] = {
-    "forward": "F",
-    "backward": "B",
-    "collective": "R",
-    "broadcast": "R",
-    "unscale": "U",
-    "clip": "C",
-    "update attempted": "◇",
-    "scheduler": "S",
-    "zero_grad": "Z",
-    "average": "A",
-}
-"""What is written beside a line; other kinds come with one of these."""
-
-MEANINGS = (
-    "F forward, B backward, R reduce, U unscale, C clip, ◇ update, S scheduler, Z zero_grad, "
-    "A average of weights"
-)
-
 
 @dataclass(frozen=True)
 class Line:
@@ -90,6 +72,12 @@ class Source:
 
     file: str
     lines: tuple[Line, ...]
+
+    @property
+    def key(self) -> str:
+        """What the signs of its lines mean."""
+        shown = {letter for line in self.lines for letter in line.signs}
+        return ", ".join(f"{k.letter} {k.name}" for k in KINDS.values() if k.letter in shown)
 
     @property
     def hot(self) -> tuple[Line, ...]:
@@ -173,6 +161,5 @@ def concerned(causes: Sequence[str], seen: Collection[str]) -> frozenset[str]:
     return frozenset(wanted)
 
 
-def _signs(kinds: Mapping[str, None]) -> str:
-    present = {SIGNS[kind] for kind in kinds if kind in SIGNS}
-    return "".join(sign for sign in dict.fromkeys(SIGNS.values()) if sign in present)
+def _signs(happened: Mapping[str, None]) -> str:
+    return "".join(kind.letter for name, kind in KINDS.items() if name in happened)

@@ -27,34 +27,51 @@ _LEAST = 0.3
 _TOLD_UPDATES = 4
 """Updates whose reductions the title tells one by one."""
 
-SHORT = {
-    "forward": "F",
-    "backward": "B",
-    "collective": "reduce",
-    "update attempted": "◇ update",
-    "update applied": "◆ applied",
-    "update skipped": "✕ skipped",
-    "scaler update": "scaler",
-    "zero_grad": "zero",
-}
-"""How a kind is written on its mark; others by their own name."""
 
-MEANINGS = (
-    ("F0", "forward", "forward of microbatch 0"),
-    ("B0", "backward", "backward"),
-    ("reduce", "collective", "gradients meet over replicas"),
-    ("broadcast", "broadcast", "buffers from rank 0"),
-    ("unscale", "unscale", "loss scale taken out"),
-    ("clip", "clip", "gradients clipped"),
-    ("◇ update", "update attempted", "attempted"),
-    ("◆ applied", "update applied", "applied"),
-    ("✕ skipped", "update skipped", "skipped"),
-    ("scheduler", "scheduler", "learning rate moved"),
-    ("scaler", "scaler update", "loss scale moved"),
-    ("average", "average", "average of weights updated"),
-    ("zero", "zero_grad", "gradients cleared"),
-)
-"""Sign, kind and meaning, in the order of an update."""
+@dataclass(frozen=True)
+class Kind:
+    """How a kind of event is shown.
+
+    Attributes:
+        mark: in a lane.
+        letter: beside a line of source; empty for what comes with another kind.
+        meaning: in a legend.
+    """
+
+    name: str
+    mark: str
+    letter: str
+    meaning: str
+
+    @property
+    def css(self) -> str:
+        return self.name.rpartition(" ")[2]
+
+
+KINDS = {
+    kind.name: kind
+    for kind in (
+        Kind("forward", "F", "F", "forward, with the number of its microbatch"),
+        Kind("backward", "B", "B", "backward"),
+        Kind("collective", "reduce", "R", "gradients meet over replicas"),
+        Kind("broadcast", "broadcast", "", "buffers from rank 0"),
+        Kind("unscale", "unscale", "U", "loss scale taken out"),
+        Kind("clip", "clip", "C", "gradients clipped"),
+        Kind("update attempted", "◇ update", "◇", "update attempted"),
+        Kind("update applied", "◆ applied", "", "applied"),
+        Kind("update skipped", "✕ skipped", "", "skipped"),
+        Kind("scheduler", "scheduler", "S", "learning rate moved"),
+        Kind("scaler update", "scaler", "", "loss scale moved"),
+        Kind("average", "average", "A", "average of weights moved"),
+        Kind("zero_grad", "zero", "Z", "gradients cleared"),
+    )
+}
+"""By name, in the order of an update."""
+
+
+def kind_of(name: str) -> Kind:
+    """The kind of that name; one that is not known is shown by it."""
+    return KINDS.get(name, Kind(name, name, "", ""))
 
 
 @dataclass(frozen=True)
@@ -69,7 +86,7 @@ class Mark:
     @property
     def label(self) -> str:
         number = "" if self.microbatch is None or self.kind == "collective" else self.microbatch
-        return f"{SHORT.get(self.kind, self.kind)}{number}"
+        return f"{kind_of(self.kind).mark}{number}"
 
     @property
     def text(self) -> str:
@@ -78,7 +95,7 @@ class Mark:
 
     @property
     def css(self) -> str:
-        return self.kind.rpartition(" ")[2]
+        return kind_of(self.kind).css
 
 
 @dataclass(frozen=True)
@@ -114,7 +131,7 @@ class Events:
     """The figure."""
 
     title: str
-    meanings: tuple[tuple[str, str, str], ...]
+    kinds: tuple[Kind, ...]
     lanes: tuple[Lane, ...]
     times: tuple[Times, ...]
 
@@ -125,10 +142,10 @@ def events(verdict: Verdict) -> Events | None:
         return None
     told = tuple(lanes(verdict.events))
     timed = list(dict.fromkeys(lane.update for lane in told))
-    kinds = {event.kind for event in verdict.events}
+    seen = {event.kind for event in verdict.events}
     return Events(
         title=title(told),
-        meanings=tuple(one for one in MEANINGS if one[1] in kinds),
+        kinds=tuple(kind for name, kind in KINDS.items() if name in seen),
         lanes=told,
         times=tuple(filter(None, (_times(verdict, u) for u in timed))),
     )
@@ -167,11 +184,11 @@ def title(told: Sequence[Lane]) -> str:
 
 def _outcome(lane: Lane) -> str:
     """What became of the update on these ranks; with several optimizers the worst of it."""
-    if _has(lane, "skipped"):
+    if _has(lane, "update skipped"):
         return "skipped"
-    if _has(lane, "applied"):
+    if _has(lane, "update applied"):
         return "applied"
-    return "attempted" if _has(lane, "attempted") else "not attempted"
+    return "attempted" if _has(lane, "update attempted") else "not attempted"
 
 
 def _reductions(by_update: Mapping[int, Sequence[Lane]]) -> str:
@@ -206,8 +223,8 @@ def _count(lane: Lane, kind: str) -> int:
     return sum(mark.times for mark in lane.marks if mark.kind == kind)
 
 
-def _has(lane: Lane, word: str) -> bool:
-    return any(mark.css == word for mark in lane.marks)
+def _has(lane: Lane, kind: str) -> bool:
+    return any(mark.kind == kind for mark in lane.marks)
 
 
 def _updates(numbers: Sequence[int]) -> str:
