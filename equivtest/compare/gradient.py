@@ -255,24 +255,34 @@ def decides(
     return states
 
 
-def smallest_weight_seen(a: Sequence[AgainstReplay], replay: Replay) -> float | None:
-    """The smallest error of one microbatch's weight that A sees, whichever microbatch has it.
+def smallest_weight_seen(
+    a: Sequence[AgainstReplay], replay: Replay, acquitted_by: AgainstOracle | None = None
+) -> float | None:
+    """The smallest error of one microbatch's weight that is seen, whichever microbatch has it.
 
     An error ``e`` on microbatch k moves tensor t by ``e |g_k,t|``, seen beyond ``tolerance_t``
     times the scale; the microbatch that shows least decides. None if no microbatch has a gradient.
+
+    Args:
+        acquitted_by: C, where A is beyond and C says that it is rounding: the loop then shares no
+            bits with the replay, and only what C allows tells.
     """
+    if acquitted_by is None:
+        allowed = [one.tolerance * scale for one, scale in zip(a, replay.scale, strict=True)]
+    else:
+        c = acquitted_by
+        allowed = [
+            tolerance * scale if c.judged(t) else math.inf
+            for t, (tolerance, scale) in enumerate(zip(c.oracle_tolerances, c.scale, strict=True))
+        ]
     errors = [
         min(
-            (
-                one.tolerance * scale / norm
-                for one, scale, norm in zip(a, replay.scale, added, strict=True)
-                if 0 < norm < math.inf
-            ),
+            (most / norm for most, norm in zip(allowed, added, strict=True) if norm > 0),
             default=None,
         )
         for added in replay.added.values()
     ]
-    return max((e for e in errors if e is not None), default=None)
+    return max((e for e in errors if e is not None and math.isfinite(e)), default=None)
 
 
 def vanished(gradients: Sequence[MaybeTensors], truth: MaybeTensors, t: int) -> bool:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from torch import Tensor
 
 from equivtest.arms.oracle import JITTERS, Whole
-from equivtest.compare import beside
+from equivtest.compare import beside, figures
 from equivtest.compare.arms import UpdateArms
 from equivtest.compare.clip import Clip
 from equivtest.compare.gradient import (
@@ -151,6 +151,7 @@ class _UpdateJudge:
         loss = beside.candidate_loss(loop.seen, arms.replay, arms.counts)
         compared, rows = self._compared(loop, loss, always_oracle) if judged else (_Compared(), ())
         oracle = None if compared.c is None else arms.oracle
+        weight_seen = self._resolution(loop, compared, rows) if judged else None
         return Judged(
             row=self._row(loop, loss, oracle),
             rows=rows,
@@ -158,7 +159,7 @@ class _UpdateJudge:
             notes=tuple(self.notes),
             weights=self.weight_rows,
             oracle=None if oracle is None else dict(zip(arms.names, oracle.gradients, strict=True)),
-            smallest_weight_seen=smallest_weight_seen(loop.a, arms.replay) if judged else None,
+            smallest_weight_seen=weight_seen,
             planned_loss=arms.replay.loss if compared.as_one is None else None,
             dtypes=arms.replay.dtypes,
             seen=tuple(loop.seen),
@@ -285,6 +286,19 @@ class _UpdateJudge:
         if told is not None:
             self.example_weights = told.rows
             self.notes.append(told.note)
+
+    def _resolution(
+        self, loop: Loop, compared: _Compared, rows: Sequence[TensorRow]
+    ) -> float | None:
+        """The smallest error of a weight that was seen; a note where only C could see one."""
+        rounded = compared.sums is None and any(row.state == "rounding" for row in rows)
+        seen = smallest_weight_seen(loop.a, self.arms.replay, compared.c if rounded else None)
+        if rounded and seen is not None:
+            self.notes += [
+                f"update {self.arms.u}: beside that rounding an error below "
+                f"{figures.per_cent(seen)} of one microbatch's weight can pass"
+            ]
+        return seen
 
     def _rows(
         self, loop: Loop, states: Sequence[str], compared: _Compared

@@ -6,7 +6,7 @@ import re
 
 import pytest
 import verdicts
-from drawing import Drawings, assert_drawable
+from panel_drawing import Drawings, assert_drawable
 
 from equivtest.compare.verdict import Finding, Verdict
 from equivtest.plan import Plan, plans

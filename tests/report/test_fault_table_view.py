@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import verdicts
-from drawing import Drawings
+from panel_drawing import Drawings
 
 from equivtest.compare.verdict import Finding, Verdict
 from equivtest.plan import Plan

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import verdicts
-from drawing import drawing_of
+from panel_drawing import drawing_of
 
 from equivtest.compare.tables import ExampleRow, MicrobatchRow
 from equivtest.plan import Plan

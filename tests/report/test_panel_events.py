@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 import verdicts
-from drawing import assert_drawable, drawing_of
+from panel_drawing import assert_drawable, drawing_of
 
 from equivtest.compare.tables import EventRow
 from equivtest.plan import Plan

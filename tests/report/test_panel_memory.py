@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 import verdicts
-from drawing import assert_drawable, drawing_of
+from panel_drawing import assert_drawable, drawing_of
 
 from equivtest.compare.tables import MicrobatchRow
 from equivtest.plan import Plan

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import verdicts
-from drawing import assert_drawable, drawing_of
+from panel_drawing import assert_drawable, drawing_of
 
 from equivtest.plan import Plan
 from equivtest.report.panels.progress import HEIGHT, WIDTH, Curve, Progress, progress

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 import verdicts
-from drawing import drawing_of
+from panel_drawing import drawing_of
 
 from equivtest.causes import Cause, Kind
 from equivtest.compare.tables import EventRow
