@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import io
+import os
+import sys
+import traceback
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -25,7 +29,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     for add in (_report, _compare, _devices, _faults, _causes):
         add(subcommands)
     arguments = parser.parse_args(argv)
-    status: int = arguments.run(arguments)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # a name that the terminal cannot write is escaped
+            stream.reconfigure(errors="backslashreplace")
+    try:
+        status: int = arguments.run(arguments)
+    except BrokenPipeError:  # a reader, as `head` is, that has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the rest goes nowhere
+        return 0
+    except Exception:
+        traceback.print_exc()
+        return 2  # 1 of compare says that something differs
     return status
 
 
@@ -44,7 +58,7 @@ def _report(subcommands: Subcommands) -> None:
         "--out",
         type=Path,
         metavar="DIR",
-        help="where to write (default: the one reports folder that was given, else reports)",
+        help="where to write (default: the one reports folder that was given, else reports/merged)",
     )
     report.add_argument(
         "--runs",
@@ -110,7 +124,11 @@ def _devices(subcommands: Subcommands) -> None:
         "replica, as far as there are so many: `pytest $(equivtest devices) --equiv-device=cuda`.",
     )
     devices.add_argument(
-        "--max-D", type=int, default=4, metavar="D", help="replicas of the largest plan (default 4)"
+        "--max-D",
+        type=_count,
+        default=4,
+        metavar="D",
+        help="replicas of the largest plan (default 4)",
     )
     devices.set_defaults(run=lambda given: commands.devices(given.max_D))
 
@@ -147,6 +165,6 @@ def _causes(subcommands: Subcommands) -> None:
 
 def _count(text: str) -> int:
     """A number of things, at least one."""
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text} is not a number of runs: pass 1 or more")
+    if not text.isdecimal() or len(text) > 9 or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text[:20]!r}: pass a whole number, 1 or more")
     return int(text)

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from equivtest.compare import figures
 from equivtest.report.run import Run, age, find, load
 
 
@@ -59,16 +60,20 @@ def compare(old: Path, new: Path, out: Path | None) -> int:
     except (OSError, ValueError) as error:
         print(f"equivtest compare: {error}", file=sys.stderr)
         return 2
-    print("\n".join([*compared.lines(comparison), f"comparison: {page}"]))
-    unreadable = len(runs[0].unreadable) + len(runs[1].unreadable)
-    if unreadable:
-        # The cases of these files may be among those that look gone or added.
-        print(
-            f"equivtest compare: incomplete, for {unreadable} of the records could not be read",
-            file=sys.stderr,
-        )
+    print(figures.printable("\n".join([*compared.lines(comparison), f"comparison: {page}"])))
+    unknown = _incomplete(*runs)
+    if unknown:
+        print(f"equivtest compare: incomplete, for {unknown}", file=sys.stderr)
         return 2
     return 0 if comparison.same else 1
+
+
+def _incomplete(old: Run, new: Run) -> str:
+    """Why cases may look gone, added or the same that are not; empty where nothing is missing."""
+    unreadable = len(old.unreadable) + len(new.unreadable)
+    if unreadable:
+        return f"{unreadable} of the records could not be read"
+    return "" if new.ended else "the new run did not end by itself: there may be more cases"
 
 
 def _two_runs(old: Path, new: Path) -> tuple[Run, Run]:
@@ -153,8 +158,9 @@ def causes(names: Sequence[str]) -> int:
 
 
 def _default_out(folders: Sequence[Path]) -> Path:
+    """The one reports folder; of several a folder of their own, for a page may be there already."""
     only = folders[0]
-    return only if len(folders) == 1 and (only / "runs").is_dir() else Path("reports")
+    return only if len(folders) == 1 and (only / "runs").is_dir() else Path("reports", "merged")
 
 
 def _home(folder: Path) -> Path:

@@ -15,6 +15,7 @@ from equivtest.causes import Cause
 from equivtest.cli import main
 from equivtest.compare.verdict import Finding, Status
 from equivtest.plan import Plan
+from equivtest.report import comparing
 from equivtest.report import record as records
 from equivtest.report.run import RunFolder
 
@@ -256,4 +257,54 @@ def test_a_number_of_runs_is_at_least_one(
     with pytest.raises(SystemExit) as ended:
         main(["report", str(tmp_path), f"--runs={number}"])
     assert ended.value.code == 2
-    assert f"{number} is not a number of runs: pass 1 or more" in capsys.readouterr().err
+    assert f"{number!r}: pass a whole number, 1 or more" in capsys.readouterr().err
+
+
+def test_a_name_that_no_terminal_writes_is_escaped_in_all_that_is_written(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    name = "caf\udce9\x1b[31m\u202e\0"
+    folder = RunFolder(tmp_path, "r", "2026-01-01T00:00:00+00:00")
+    records.write(verdicts.record(verdicts.fault(PLANS["a"]), name), folder.cases)
+    folder.write_ended({})
+    assert main(["report", str(tmp_path)]) == 0
+    told = capsys.readouterr().out
+    assert "caf\\udce9\\x1b[31m\\u202e\\x00" in told
+    assert not {"\x1b", "\u202e", "\0"} & set(told)
+    assert b"\0" not in (tmp_path / "divergence.html").read_bytes()
+    assert pd.read_csv(tmp_path / "results.csv").experiment[0].startswith("caf\\udce9")
+
+
+def test_several_folders_are_merged_into_one_of_their_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in PLANS:
+        shard(tmp_path / "shards" / name / "reports", name)
+    (tmp_path / "reports").mkdir()
+    (tmp_path / "reports/divergence.html").write_text("another")
+    assert main(["report", "shards/a/reports", "shards/b/reports"]) == 0
+    assert (tmp_path / "reports/divergence.html").read_text() == "another"
+    assert (tmp_path / "reports/merged/divergence.html").is_file()
+
+
+def test_a_new_run_that_did_not_end_is_no_comparison(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    old, new = run_of_a(tmp_path, "r1", 1), run_of_a(tmp_path, "r2", 2)
+    (new / "run.json").unlink()
+    assert main(["compare", str(old), str(new)]) == 2
+    assert "incomplete, for the new run did not end by itself" in capsys.readouterr().err
+
+
+def test_what_goes_wrong_inside_is_no_difference(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    old, new = run_of_a(tmp_path, "r1", 1), run_of_a(tmp_path, "r2", 2)
+
+    def broken(*_: object) -> None:
+        raise ZeroDivisionError("division by zero")
+
+    monkeypatch.setattr(comparing, "compare", broken)
+    assert main(["compare", str(old), str(new)]) == 2
+    assert "ZeroDivisionError: division by zero" in capsys.readouterr().err

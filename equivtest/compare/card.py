@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from equivtest.arms.case import Case
@@ -103,11 +103,24 @@ def event_rows(traces: Sequence[Trace]) -> tuple[EventRow, ...]:
     )
 
 
-def microbatch_rows(traces: Sequence[Trace]) -> tuple[MicrobatchRow, ...]:
-    """The microbatches of all ranks, rank after rank."""
+def microbatch_rows(
+    traces: Sequence[Trace], counted: Sequence[Mapping[tuple[int, int], float]] = ()
+) -> tuple[MicrobatchRow, ...]:
+    """The microbatches of all ranks, rank after rank.
+
+    Args:
+        counted: by update, what the experiment's loss counts in each replica's microbatch: for
+            those whose loss is the loop's own.
+    """
+
+    def supervised(u: int, rank: int, k: int, counts: Sequence[float]) -> float | None:
+        if counts:
+            return sum(counts)
+        return counted[u].get((rank, k)) if u < len(counted) else None
+
     return tuple(
         MicrobatchRow(
-            u, trace.rank, k, sum(m.counts) if m.counts else None, m.peak_bytes, m.held_bytes
+            u, trace.rank, k, supervised(u, trace.rank, k, m.counts), m.peak_bytes, m.held_bytes
         )
         for trace in traces
         for u, update in enumerate(trace.updates)

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import math
+import unicodedata
 from collections.abc import Sequence
 
 ABSENT = "–"
+
+_CONTROL = ("Cc", "Cf", "Cs")
 
 
 def distance(value: float | None) -> str:
@@ -76,11 +79,29 @@ def size(value: int | None) -> str:
 
 def duration(seconds: float) -> str:
     """A duration for people: ``840 ms``, ``41.8 s``, ``3 min 20 s``."""
+    if not math.isfinite(seconds):
+        return ABSENT
     if seconds < 1:
         return f"{seconds * 1000:.0f} ms"
     if seconds < 100:
         return f"{seconds:.1f} s"
     return f"{int(seconds // 60)} min {int(seconds % 60)} s"
+
+
+def shortened(text: str, limit: int = 500) -> str:
+    """The beginning of a text that is too long to be a sentence."""
+    return text if len(text) <= limit else f"{text[: limit - 2].rstrip()} …"
+
+
+def printable(text: str) -> str:
+    """Control characters and those that turn the writing round, as escapes: for a terminal."""
+    return "".join(map(_escaped, text))
+
+
+def _escaped(character: str) -> str:
+    if character == "\n" or unicodedata.category(character) not in _CONTROL:
+        return character
+    return character.encode("unicode_escape").decode()
 
 
 def several(count: int, noun: str, plural: str = "") -> str:

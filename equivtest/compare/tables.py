@@ -142,7 +142,8 @@ class MicrobatchRow:
     """What one microbatch of one replica held.
 
     Attributes:
-        supervised: elements that its loss counted; None where no loss of the experiment was seen.
+        supervised: elements that its loss counted, or that the experiment's counts in it where the
+            loop has a loss of its own; None where neither is known.
         peak_bytes: most bytes that the autograd graph held, up to its backward; on a GPU the most
             that were allocated there, from its forward to the next.
         held_bytes: bytes that the graph still held of earlier microbatches when it began.

@@ -102,7 +102,7 @@ def _verdict(
         ranks=ranks,
         events=event_rows(traces),
         examples=audit(case, traces),
-        microbatches=microbatch_rows(traces),
+        microbatches=microbatch_rows(traces, [judged.counts for judged in updates]),
     )
 
 

@@ -61,6 +61,7 @@ class Judged:
         weights: (update, replica, microbatch, expected, found, sigma), where they were fitted.
         oracle: the oracle's gradient by name, where it was computed.
         smallest_weight_seen: see ``Card``.
+        counts: supervised elements by replica and microbatch, as the experiment's loss counts them.
         planned_loss: the replay's; None where the loss is no sum over microbatches.
         dtypes: that the replay's forwards saved.
         seen: the update by rank, with the gradient that was judged.
@@ -78,6 +79,7 @@ class Judged:
     weights: tuple[tuple[int, int, int, float, float, float], ...]
     oracle: dict[str, Tensor | None] | None
     smallest_weight_seen: float | None
+    counts: Mapping[tuple[int, int], float]
     planned_loss: float | None
     dtypes: frozenset[str]
     seen: tuple[UpdateTrace, ...]
@@ -160,6 +162,7 @@ class _UpdateJudge:
             weights=self.weight_rows,
             oracle=None if oracle is None else dict(zip(arms.names, oracle.gradients, strict=True)),
             smallest_weight_seen=weight_seen,
+            counts={place: sum(counts) for place, counts in arms.replay.counts.items()},
             planned_loss=arms.replay.loss if compared.as_one is None else None,
             dtypes=arms.replay.dtypes,
             seen=tuple(loop.seen),

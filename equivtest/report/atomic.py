@@ -26,8 +26,9 @@ def write_whole(path: Path, content: bytes) -> None:
 def write_text(path: Path, text: str) -> int:
     """The same of a text; returns its size in bytes.
 
-    A lone surrogate in a name has no UTF-8: it is shown as its escape.
+    A lone surrogate in a name has no UTF-8, and a NUL ends it for some readers: both are shown as
+    their escapes.
     """
-    content = text.encode("utf-8", "backslashreplace")
+    content = text.replace("\0", "\\x00").encode("utf-8", "backslashreplace")
     write_whole(path, content)
     return len(content)

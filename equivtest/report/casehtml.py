@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
@@ -34,8 +35,12 @@ def cases_html(
     def html(record: Record, detail: Detail) -> str:
         if detail is Detail.LINE:
             return str(macros.line(record, anchor(record), case_name(record)))
-        view = case_view(record, detail, points.get(record.id, ()))
-        return str(macros.case(view, record.id in opened))
+        try:
+            view = case_view(record, detail, points.get(record.id, ()))
+            return str(macros.case(view, record.id in opened))
+        except Exception as error:  # one that cannot be drawn takes no other with it
+            told = "".join(traceback.format_exception_only(error)).strip()
+            return str(macros.line(record, anchor(record), case_name(record), told))
 
     return shown(records, html)
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import traceback
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from equivtest.compare import figures
 from equivtest.compare.verdict import Status
 from equivtest.devices import NO_DEVICE
 from equivtest.report.page import write_page
@@ -49,6 +51,10 @@ def close_run(folder: RunFolder, outcomes: Mapping[str, str]) -> Closing:
         append_step_summary(run)
     except OSError as error:
         return Closing([f"the report could not be written: {error}"])
+    except Exception as error:  # the tests' own results must not go with it
+        told = "".join(traceback.format_exception_only(error)).strip()
+        again = f"try `equivtest report {folder.path}`"
+        return Closing([f"the report could not be made: {told}; the records are there: {again}"])
     return Closing(lines, not_compared(run))
 
 
@@ -71,18 +77,18 @@ def render(run: Run, out: Path, *, external: bool = False) -> list[str]:
         external: the page's style and script go into files beside it.
     """
     page = out / (SELECTION if run.selection else PAGE)
+    size = write_page(run, page, external=external)
     if not run.selection:
         table = results(run.records)
         write_csv(table, out / TABLE)
         write_parquet(table, out / PARQUET)
-    size = write_page(run, page, external=external)
     lines = terminal_lines(run, page)
     if size > _LARGE_BYTES:
         lines.append(
             f"warning: the page is {size / 1024 / 1024:.1f} MB; browsers get slow above 5 MB: "
             "`equivtest report --select WORDS` shows some cases"
         )
-    return lines
+    return [figures.printable(line) for line in lines]
 
 
 def append_step_summary(run: Run, environ: Mapping[str, str] = os.environ) -> None:
@@ -90,4 +96,4 @@ def append_step_summary(run: Run, environ: Mapping[str, str] = os.environ) -> No
     target = environ.get("GITHUB_STEP_SUMMARY")
     if target:
         with Path(target).open("a", encoding="utf-8", errors="backslashreplace") as file:
-            file.write(step_summary(run))
+            file.write(figures.printable(step_summary(run)))

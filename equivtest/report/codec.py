@@ -24,6 +24,8 @@ NONFINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 
 _PLAIN = (float, int, bool, str)
 
+_LARGEST = 2**63 - 1
+
 
 class CodecError(ValueError):
     """Data that is not what the annotations say; the message starts with the place."""
@@ -126,7 +128,7 @@ class _Reader:
 @cache
 def _reader(kind: Any) -> _Reader:
     form = _form(kind)
-    plain = {form.shape} if form.shape in _PLAIN else set()
+    plain = {form.shape} if form.shape in (float, bool, str) else set()  # ints have a bound
     return _Reader(frozenset(plain | ({NoneType} if form.optional else set())), _read_of(form))
 
 
@@ -287,12 +289,16 @@ def _decode_float(data: Any) -> float:
         return NONFINITE[data]
     if isinstance(data, bool) or not isinstance(data, int):
         raise _MisfitError(f"={data!r}, should be a number or one of {', '.join(NONFINITE)}")
+    if abs(data) > _LARGEST:
+        raise _MisfitError(" is a whole number beyond any that is counted here")
     return float(data)
 
 
 def _expect(data: Any, kind: type) -> Any:
     """``data`` if it is of ``kind``."""
     # bool is an int to isinstance, and never what an int field holds
+    if kind is int and isinstance(data, int) and abs(data) > _LARGEST:
+        raise _MisfitError(" is a whole number beyond any that is counted here")
     if not isinstance(data, kind) or (kind is int and isinstance(data, bool)):
         raise _MisfitError(f" is a {type(data).__name__}, should be a {kind.__name__}")
     return data

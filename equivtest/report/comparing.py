@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from equivtest.compare.figures import orderly
-from equivtest.compare.prose import deciding
+from equivtest.compare.prose import deciding, headline
 from equivtest.compare.verdict import Status, Verdict
 from equivtest.report.environment import Difference, differences
 from equivtest.report.ranking import fails, fixed_key, worst_first
@@ -124,18 +124,26 @@ def compare(old: Run, new: Run) -> Comparison:
 
 
 def change_of(old: Verdict, new: Verdict) -> Change | None:
-    """How the verdict changed; None where status, causes and whether it passed are the same.
+    """How the verdict changed; None where all that tells one from another is the same.
 
     The order of causes does not count. A case that was not run on one side is neither worse nor
     better: nothing is known of it there.
     """
-    if (old.status, set(old.causes), old.passed) == (new.status, set(new.causes), new.passed):
+    if _state(old) == _state(new):
         return None
     if old.status is not new.status and Status.NOT_RUN in (old.status, new.status):
         return Change.NOW_RUN if old.status is Status.NOT_RUN else Change.NOT_RUN
-    if old.passed == new.passed:
+    if old.passed == new.passed or old.status is Status.NOT_RUN:
         return Change.OTHER
     return Change.WORSE if old.passed else Change.BETTER
+
+
+def _state(verdict: Verdict) -> tuple[object, ...]:
+    """What tells verdicts apart: of errors the message, too, and what was found without a name."""
+    said = headline(verdict) if verdict.status is Status.ERROR else ""
+    unnamed = sum(not finding.cause for finding in verdict.findings)
+    causes, noted = frozenset(verdict.causes), frozenset(verdict.noted)
+    return verdict.status, causes, noted, verdict.passed, said, unnamed
 
 
 def noise(old: Verdict, new: Verdict) -> float:

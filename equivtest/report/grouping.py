@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from equivtest.compare import figures
 from equivtest.compare.prose import finding_text, headline, margin_text
 from equivtest.compare.verdict import Status
 from equivtest.report.ranking import fails, fixed_key, worst_first
@@ -42,7 +43,8 @@ class Failing:
     @property
     def text(self) -> str:
         """What it is, and what was seen in the worst case."""
-        return f"{sentence_case(headline(self.worst.verdict))} {evidence(self.worst)}".rstrip()
+        told = f"{sentence_case(headline(self.worst.verdict))} {evidence(self.worst)}".rstrip()
+        return figures.shortened(told)
 
 
 def failing_groups(records: Sequence[Record]) -> list[Failing]:

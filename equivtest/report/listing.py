@@ -5,8 +5,9 @@ from __future__ import annotations
 import ast
 import linecache
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from types import CodeType
 from typing import Any
@@ -28,7 +29,7 @@ class Listing:
     """One function of the loop's file.
 
     Attributes:
-        file: relative to the root of the tests, or its name and folder where it is outside.
+        file: relative to the root of the tests, or its name where it is outside.
         first: number of its first line.
         lines: its text, without line ends; ends with an ellipsis where it was cut.
     """
@@ -49,34 +50,52 @@ def listings(
     if code is None:
         return ()
     lines = linecache.getlines(code.co_filename)
+    text = "".join(lines)
+    functions = _functions(text)
+    if (code.co_name, code.co_firstlineno) not in functions or not _same_lines(code, text):
+        return ()  # a lambda, or a file that was edited since: its lines are others
     seen = {line for event in events for line in event.lines}
-    functions = _functions(lines)
-    if not _unchanged(code, functions):
-        return ()
-    spans = _spans(list(functions), [code.co_firstlineno, *sorted(seen)])
+    spans = _spans(list(functions.values()), [code.co_firstlineno, *sorted(seen)])
     file = _shown(Path(code.co_filename), root)
     return tuple(
         Listing(file, first, _cut(lines[first - 1 : last])) for first, last in sorted(spans)
     )
 
 
-def _functions(lines: Sequence[str]) -> dict[tuple[int, int], str]:
-    """First and last line of every function with its name, the shortest first."""
+@lru_cache(maxsize=16)
+def _functions(text: str) -> dict[tuple[str, int], tuple[int, int]]:
+    """By name and first line the span of every function, the shortest first."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # its import said what there is to say
-            tree = ast.parse("".join(lines))
+            tree = ast.parse(text)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return {}
-    made = [(_span(n), n.name) for n in ast.walk(tree) if isinstance(n, _Function)]
-    return dict(sorted(made, key=lambda one: _length(one[0])))
+    made = {(n.name, _span(n)[0]): _span(n) for n in ast.walk(tree) if isinstance(n, _Function)}
+    return dict(sorted(made.items(), key=lambda one: _length(one[1])))
 
 
-def _unchanged(code: CodeType, functions: Mapping[tuple[int, int], str]) -> bool:
-    """Whether the code may be of this text: of a file edited since, lines are others."""
-    named = not code.co_name.startswith("<")
-    first = [name for (start, _), name in functions.items() if start == code.co_firstlineno]
-    return not named or code.co_name in first
+@lru_cache(maxsize=64)
+def _same_lines(code: CodeType, text: str) -> bool:
+    """Whether the text has this code at the same lines; what pytest rewrites keeps its lines."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            made = [compile(text, code.co_filename, "exec", dont_inherit=True)]
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return False
+    while made:
+        one = made.pop()
+        if (one.co_name, one.co_firstlineno) == (code.co_name, code.co_firstlineno):
+            return _numbers(one) == _numbers(code)
+        made += [inner for inner in one.co_consts if isinstance(inner, CodeType)]
+    return False
+
+
+def _numbers(code: CodeType) -> set[int]:
+    own = {line for *_, line in code.co_lines() if line}
+    inner = [_numbers(const) for const in code.co_consts if isinstance(const, CodeType)]
+    return own.union(*inner)
 
 
 def _spans(functions: Sequence[tuple[int, int]], wanted: Iterable[int]) -> list[tuple[int, int]]:
@@ -108,4 +127,4 @@ def _shown(path: Path, root: Path) -> str:
     try:
         return path.resolve().relative_to(root.resolve()).as_posix()
     except (ValueError, OSError):
-        return "/".join(path.parts[-2:])
+        return path.name

@@ -22,7 +22,7 @@ from equivtest.report.matrix import matrices
 from equivtest.report.ranking import fails, fixed_key, worst, worst_first
 from equivtest.report.record import Record
 from equivtest.report.run import Run
-from equivtest.report.summary import counts, missing_text, title
+from equivtest.report.summary import counts, missing_text, notices, title
 from equivtest.report.templating import templates
 from equivtest.report.views import sensitivity_lines, worst_view
 
@@ -63,6 +63,7 @@ def render_page(run: Run, *, external: bool = False) -> str:
         failing=groups[:_FINDINGS],
         more_failing=max(len(groups) - _FINDINGS, 0),
         run_environment=run_environment(run.records),
+        notes=[text.removeprefix("note: ") for text in notices(run) if text.startswith("note: ")],
         duration_s=sum(record.verdict.duration_s for record in run.records),
         matrices=matrices(run.records),
         index=index(run.records),

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-import re
+import io
+import textwrap
+import tokenize
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
+from equivtest.compare.tables import EventRow
 from equivtest.compare.verdict import Verdict
 from equivtest.report.listing import Listing
 from equivtest.report.panels.events import KINDS
@@ -39,18 +42,18 @@ CONCERNED: Mapping[str, tuple[str, ...]] = {
     "differs.loss": ("forward",),
     "differs.examples": ("forward",),
     "differs.buffers": ("forward",),
-    "differs.gradient": ("backward", "zero_grad", "collective"),
+    "differs.gradient": ("backward",),
     "differs.ranks": ("backward", "collective"),
     "differs": ("update attempted", "scheduler"),
 }
 """Kinds of events that a cause speaks of: by its name, or by the family before its dot."""
 
-WORDS: Mapping[str, str] = {
-    "sync": r"no_sync|require_backward_grad_sync|set_requires_gradient_sync",
-    "mode": r"\.(eval|train)\(",
-    "rng": r"seed",
+NAMES: Mapping[str, frozenset[str]] = {
+    "sync": frozenset({"no_sync", "require_backward_grad_sync", "set_requires_gradient_sync"}),
+    "mode": frozenset({"eval", "train"}),
+    "rng": frozenset({"seed", "manual_seed", "manual_seed_all"}),
 }
-"""What a line of such a cause's doing says, where no event tells of it."""
+"""Names in a line of such a cause's doing, where no event tells of it."""
 
 INSTEAD = ("update attempted", "backward")
 """Where a loop lacks what its cause speaks of (a clip, a schedule), what it would stand beside."""
@@ -114,7 +117,7 @@ def sources(
         for line in event.lines:
             at.setdefault(line, {})[event.kind] = None
     causes = [*verdict.causes, *verdict.noted] if causes is None else causes
-    hot = _said(listings, causes) or _done(at, causes)
+    hot = _named(listings, causes) or _done(listings, verdict.events, causes)
     found = [
         Source(
             listing.file,
@@ -126,25 +129,57 @@ def sources(
         for listing in listings
         if listing.lines
     ]
-    told = [one for one in found if any(line.hot for line in one.lines)]
+    told = [one for one in found if one.hot]
     return tuple(told or found)
 
 
-def _said(listings: Sequence[Listing], causes: Sequence[str]) -> set[int]:
-    """Lines that name what the first cause is about."""
-    words = WORDS.get(causes[0].partition(".")[0]) if causes else None
+def _named(listings: Sequence[Listing], causes: Sequence[str]) -> set[int]:
+    """Lines with a name of what the first cause is about."""
+    names = NAMES.get(causes[0].partition(".")[0]) if causes else None
+    if not names:
+        return set()
     return {
-        number
+        listing.first + token.start[0] - 1
         for listing in listings
-        for number, text in enumerate(listing.lines, listing.first)
-        if words and re.search(words, text)
+        for token in _tokens(listing)
+        if token.type == tokenize.NAME and token.string in names
     }
 
 
-def _done(at: Mapping[int, Mapping[str, None]], causes: Sequence[str]) -> set[int]:
-    """Lines from which the events came that the causes speak of."""
-    kinds = concerned(causes, {kind for happened in at.values() for kind in happened})
-    return {number for number, happened in at.items() if kinds & happened.keys()}
+def _tokens(listing: Listing) -> list[tokenize.TokenInfo]:
+    """None of a listing that was cut where nothing ends."""
+    text = textwrap.dedent("\n".join(listing.lines)) + "\n"
+    try:
+        return list(tokenize.generate_tokens(io.StringIO(text).readline))
+    except (SyntaxError, tokenize.TokenError):
+        return []
+
+
+def _done(
+    listings: Sequence[Listing], events: Sequence[EventRow], causes: Sequence[str]
+) -> set[int]:
+    """Lines from which the events came that the causes speak of.
+
+    Of the lines that an event came through it is that of the loop's main function, or else the
+    innermost: a wrapper that only calls the loop, or the model's caller in a loss, did not do it.
+    """
+    kinds = concerned(causes, {event.kind for event in events if event.lines})
+    main = _main(listings, events)
+    return {
+        next((line for line in event.lines if line in main), event.lines[0])
+        for event in events
+        if event.lines and event.kind in kinds
+    }
+
+
+def _main(listings: Sequence[Listing], events: Sequence[EventRow]) -> range:
+    """Lines of the function in which most kinds of events happen, the last one of several."""
+    spans = [range(one.first, one.first + len(one.lines)) for one in listings]
+
+    def kinds(span: range) -> int:
+        return len({event.kind for event in events if event.lines and event.lines[0] in span})
+
+    return max(reversed(spans), key=kinds, default=range(0))
 
 
 def concerned(causes: Sequence[str], seen: Collection[str]) -> frozenset[str]:

@@ -27,6 +27,9 @@ events: their defaults stand."""
 
 _LINES = 4  # levels that are laid out in lines: a tensor's row is one
 
+_MOST_BYTES = 64 * 2**20
+"""A record of thousands of tensors has a few; a file beyond this is none."""
+
 _NAME_LENGTH = 80  # with hash and suffix well below the 143 bytes that encrypted home folders allow
 
 
@@ -95,18 +98,18 @@ def from_json(text: str, where: str = "record") -> Record:
     """
     try:
         data = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise RecordError(f"{where} is not JSON: {error}") from None
     if not isinstance(data, dict) or "schema" not in data:
         raise RecordError(f"{where} has no schema: it is not a record of a case")
-    if data["schema"] not in _READABLE:
+    if type(data["schema"]) is not int or data["schema"] not in _READABLE:
         raise RecordError(_other_schema(data["schema"], where))
     try:
         verdict, volatile = data["verdict"], data["volatile"]
         _put_volatile(verdict, volatile)
         fields = {k: v for k, v in data.items() if k not in ("schema", "outcome", "volatile")}
         record: Record = decode(fields, Record)
-    except (CodecError, KeyError, TypeError, AttributeError, ValueError) as error:
+    except (CodecError, LookupError, TypeError, AttributeError, ValueError) as error:
         raise RecordError(f"{where} does not follow schema {data['schema']}: {error}") from None
     return record
 
@@ -140,17 +143,23 @@ def write(record: Record, folder: Path) -> Path:
 
 
 def read(path: Path) -> Record:
-    """The record in a file.
+    """The record in a file, which errors name by its run's folder and its name.
 
     Raises:
         RecordError: it is not a record that this version reads.
         OSError: it cannot be read.
     """
+    where = "/".join(path.parts[-3:])
+    if not path.is_file():
+        raise RecordError(f"{where} is no file")
+    size = path.stat().st_size
+    if size > _MOST_BYTES:
+        raise RecordError(f"{where} has {size / 2**20:.0f} MiB: a record has some kilobytes")
     try:
         text = path.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
-        raise RecordError(f"{path} is not UTF-8: {error}") from None
-    return from_json(text, str(path))
+        raise RecordError(f"{where} is not UTF-8: {error}") from None
+    return from_json(text, where)
 
 
 _VOLATILE_COLUMNS = (

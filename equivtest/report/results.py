@@ -87,11 +87,18 @@ def write_parquet(table: pd.DataFrame, path: Path) -> bool:
     """
     if importlib.util.find_spec("pyarrow") is None:
         return False
-    typed = table.astype({name: f"{kind}[pyarrow]" for name, kind in KINDS.items()})
+    texts = {name: table[name].map(_in_utf8) for name, kind in KINDS.items() if kind == "string"}
+    kinds = {name: f"{kind}[pyarrow]" for name, kind in KINDS.items()}
+    typed = table.assign(**texts).astype(kinds)
     buffer = io.BytesIO()
     typed.to_parquet(buffer, index=False)
     write_whole(path, buffer.getvalue())
     return True
+
+
+def _in_utf8(text: Any) -> Any:
+    """A lone surrogate in a name has no UTF-8: it is shown as its escape."""
+    return text.encode("utf-8", "backslashreplace").decode() if isinstance(text, str) else text
 
 
 def _row(record: Record) -> dict[str, Any]:

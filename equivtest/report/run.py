@@ -142,12 +142,12 @@ def _uncollected() -> Iterator[None]:
 def _read_run(folder: Path) -> Run:
     records, unreadable = _read_records(folder / "cases")
     closing = _read_json(folder / "run.json")
-    outcomes = closing.get("outcomes", {})
+    outcomes = _texts(closing.get("outcomes"))
     recorded = {record.nodeid for record in records}
-    collected = _read_json(folder / "collected.json").get("collected", ())
+    nodeids = _listed(_read_json(folder / "collected.json").get("collected"))
     return Run(
         records=records,
-        missing={n: outcomes.get(n, UNFINISHED) for n in collected if n not in recorded},
+        missing={n: outcomes.get(n, UNFINISHED) for n in nodeids if n not in recorded},
         ended=bool(closing),
         run_ids=(folder.name,),
         unreadable=unreadable,
@@ -189,6 +189,16 @@ def age(folder: Path) -> tuple[str, str, str]:
     return (_started(folder), folder.name, str(folder))
 
 
+def _listed(value: Any) -> list[str]:
+    return [one for one in value if isinstance(one, str)] if isinstance(value, list) else []
+
+
+def _texts(value: Any) -> dict[str, str]:
+    """A mapping of texts, and of another thing what of it is one: half of a page beats none."""
+    pairs = value.items() if isinstance(value, dict) else ()
+    return {key: one for key, one in pairs if isinstance(one, str)}
+
+
 def _started(folder: Path) -> str:
     return str(_read_json(folder / "collected.json").get("started", ""))
 
@@ -196,6 +206,6 @@ def _started(folder: Path) -> str:
 def _read_json(path: Path) -> dict[str, Any]:
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return {}
     return data if isinstance(data, dict) else {}

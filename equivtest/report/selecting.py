@@ -16,6 +16,8 @@ def selected(run: Run, words: str) -> Run:
         ValueError: there is none.
     """
     wanted = words.lower().split()
+    if not wanted:
+        raise ValueError(f"--select={words!r} has no word: pass some, as in 'm4-A2-D2 fp32'")
     chosen = tuple(r for r in run.records if all(word in _text(r) for word in wanted))
     if not chosen:
         raise ValueError(

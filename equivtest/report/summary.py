@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import textwrap
 from collections import Counter
 from collections.abc import Sequence
@@ -13,6 +14,7 @@ from equivtest.compare.sensitivity import sentence as sensitivity_sentence
 from equivtest.compare.verdict import Status
 from equivtest.report.grouping import Failing, failing_groups
 from equivtest.report.identity import RECIPE
+from equivtest.report.pointing import pointed
 from equivtest.report.ranking import SYMBOLS, fails, fixed_key, worst
 from equivtest.report.record import Record
 from equivtest.report.run import UNFINISHED, Run
@@ -38,9 +40,18 @@ def title(run: Run) -> str:
     verb = "is" if len(failing) == 1 else "are"
     text = f"{len(failing):,} of {figures.several(total, 'case')} {verb} not as expected"
     causes = Counter(record.verdict.cause for record in failing if record.verdict.cause)
-    if causes and len(failing) > 1:
-        text += f"; {_leading(causes, len(failing))}"
+    if len(failing) > 1:
+        text = "; ".join(filter(None, (text, _what(failing, causes))))
     return f"{text}."
+
+
+def _what(failing: Sequence[Record], causes: Counter[str]) -> str:
+    """The causes; and how many errors there are beside them, which have none."""
+    errors = sum(record.verdict.status is Status.ERROR for record in failing)
+    if not causes:
+        return ""
+    leading = _leading(causes, len(failing))
+    return f"{leading}; {figures.several(errors, 'error')}" if errors else leading
 
 
 def _leading(causes: Counter[str], failing: int) -> str:
@@ -124,9 +135,21 @@ def terminal_lines(run: Run, page: Path) -> list[str]:
     if len(found) > _FAILURES:
         lines.append(f"  and {figures.several(len(found) - _FAILURES, 'more finding')} on the page")
     if found:
-        lines.append(f"rerun the first: {found[0].worst.rerun}")
-    lines += notices(run)
+        lines.append(f"rerun the worst: {found[0].worst.rerun}")
+    lines += _noted(run.records) + notices(run)
     return [*lines, f"report: {page}"]
+
+
+def _noted(records: Sequence[Record]) -> list[str]:
+    """Costs and the like that notes name, where the test did not ask for them."""
+    found = Counter(
+        cause
+        for record in records
+        for cause in record.verdict.noted
+        if cause not in record.verdict.expect
+    )
+    told = [f"{cause} in {figures.several(n, 'case')}" for cause, n in sorted(found.items())]
+    return [f"noted: {', '.join(told)}"] if told else []
 
 
 def sensitivities(records: Sequence[Record]) -> list[str]:
@@ -158,7 +181,8 @@ def step_summary(run: Run) -> str:
         nearest = worst(run.records)
         if nearest is not None:
             lines += ["", f"Nearest to its tolerance: {_markdown(sentence(nearest))}"]
-    return "\n".join([*lines, *("\n" + _markdown(text) for text in notices(run))]) + "\n\n"
+    ends = [*_noted(run.records), *notices(run)]
+    return "\n".join([*lines, *("\n" + _markdown(text) for text in ends)]) + "\n\n"
 
 
 def notices(run: Run) -> list[str]:
@@ -178,7 +202,10 @@ def notices(run: Run) -> list[str]:
         )
     if run.replaced:
         cases = figures.several(run.replaced, "case")
-        lines.append(f"note: {cases} stood in several runs; the latest counts")
+        pairs = [points[-2:] for points in run.history.values()]
+        changed = sum(before.status != latest.status for before, latest in pairs)
+        told = f", {changed:,} with another status than in the run before" if changed else ""
+        lines.append(f"note: {cases} stood in several runs; the latest counts{told}")
     return lines
 
 
@@ -198,8 +225,19 @@ def _bullet(group: Failing) -> list[str]:
 
 def _step_row(group: Failing) -> str:
     what = f"{SYMBOLS[group.status]} {group.experiment} · {group.loop}: {group.text}"
-    cells = (str(len(group.cases)), what, group.where, group.worst.rerun)
-    return f"| {' | '.join(map(_markdown, cells))} |"
+    cells = (str(len(group.cases)), what, _place(group))
+    return f"| {' | '.join(map(_markdown, cells))} | {_code(group.worst.rerun)} |"
+
+
+def _place(group: Failing) -> str:
+    """Plans and precisions, and the line of the loop that the cause speaks of."""
+    source = pointed(group.worst.listings, group.worst.verdict)
+    return f"{group.where}; {source.where}" if source else group.where
+
+
+def _code(text: str) -> str:
+    """As code in a table's cell, where nothing is escaped but what ends HTML or the cell."""
+    return f"<code>{html.escape(' '.join(text.split())).replace('|', '&#124;')}</code>"
 
 
 def _markdown(text: str) -> str:

@@ -39,8 +39,8 @@ from equivtest.report.summary import case_name, expectation_text
 _FEW_TENSORS = 5
 """Of a case that passes, or is shown in brief."""
 
-_SHORT_TROUBLE = 2000
-"""Characters of a traceback that a case in brief has."""
+_LONG_TROUBLE, _SHORT_TROUBLE = 30_000, 2_000
+"""Characters of a traceback that a case in full has, and one in brief; its record has all."""
 
 
 @dataclass(frozen=True)
@@ -132,10 +132,10 @@ def case_view(
         name=case_name(record),
         failing=fails(record),
         margin=margin_text(verdict) if verdict.rows else "",
-        headline=sentence_case(headline(verdict)),
+        headline=sentence_case(figures.shortened(headline(verdict))),
         expected=expectation_text(record).strip(),
         findings=tuple(_findings(verdict)),
-        trouble=_trouble(verdict) if full else _trouble(verdict)[:_SHORT_TROUBLE],
+        trouble=figures.shortened(_trouble(verdict), _LONG_TROUBLE if full else _SHORT_TROUBLE),
         card=tuple(sheet(verdict)),
         updates=tuple(_updates(verdict)) if full else (),
         tensors=tuple(_tensor(row, with_parameters) for row in shown),
@@ -174,8 +174,8 @@ def worst_view(record: Record) -> WorstView:
         record=record,
         failing=failing,
         name=case_name(record),
-        headline=sentence_case(headline(verdict)),
-        evidence=evidence(record),
+        headline=sentence_case(figures.shortened(headline(verdict))),
+        evidence=figures.shortened(evidence(record)),
         change=what_to_change(verdict.cause) if failing else "",
         mosaic=next(off, None),
         source=pointed(record.listings, verdict) if failing else None,

@@ -75,7 +75,7 @@ def by_oracle(margin: float, floor: float) -> Verdict:
         (FAULT, NOT_RUN, Change.NOT_RUN),
         (NOT_RUN, RIGHT, Change.NOW_RUN),
         (NOT_RUN, FAULT, Change.NOW_RUN),
-        (NOT_RUN, replace(NOT_RUN, expect=("not-run",)), Change.BETTER),
+        (NOT_RUN, replace(NOT_RUN, expect=("not-run",)), Change.OTHER),
         (RIGHT, replace(RIGHT, expect=("fault",)), Change.WORSE),
         (replace(RIGHT, expect=("fault",)), RIGHT, Change.BETTER),
         (FAULT, replace(FAULT, findings=FAULT.findings[::-1]), None),
@@ -364,8 +364,18 @@ def test_of_many_added_cases_the_first_are_named() -> None:
     assert text[1].endswith(", …")
 
 
-def test_an_error_with_another_message_and_no_cause_is_the_same_verdict() -> None:
+def test_an_error_with_another_message_is_another_verdict() -> None:
     boom = verdicts.error(PLAN)
     other = replace(boom, failure=Failure("rank 0 raised ValueError: no"))
     assert boom.status is Status.ERROR
-    assert of(boom, other).same
+    assert [case.change for case in of(boom, other).changed] == [Change.OTHER]
+    assert of(boom, boom).same
+
+
+def test_a_cost_that_is_noted_now_and_a_finding_without_a_name_are_other_verdicts() -> None:
+    right = verdicts.equivalent(PLAN)
+    noted = replace(right, notes=("mem.kept_graph: the graph of microbatch 0 is kept",))
+    assert [case.change for case in of(right, noted).changed] == [Change.OTHER]
+    fault = verdicts.fault(PLAN)
+    unnamed = replace(fault, findings=(*fault.findings, Finding("", "something else is off")))
+    assert [case.change for case in of(fault, unnamed).changed] == [Change.OTHER]

@@ -85,11 +85,13 @@ def test_the_loop_and_the_helpers_that_something_came_from(written: Writer, tmp_
     assert starts(loop, tmp_path, 17, 400) == [(10, 5)]  # of no function
 
 
-def test_a_file_is_named_from_the_root_or_by_its_folder(written: Writer, tmp_path: Path) -> None:
+def test_a_file_is_named_from_the_root_or_by_its_name_alone(
+    written: Writer, tmp_path: Path
+) -> None:
     module = written(HELPED)
     name = Path(str(module.__file__)).name
     assert of(module.loop, tmp_path)[0].file == f"root/cases/{name}"
-    assert of(module.loop, tmp_path / "elsewhere")[0].file == f"cases/{name}"
+    assert of(module.loop, tmp_path / "elsewhere")[0].file == name
 
 
 WAYS = """\
@@ -154,7 +156,6 @@ anonymous = lambda rank: rank
         (lambda m: m.Loops(), 29),
         (lambda m: functools.partial(m.Loops()), 29),
         (lambda m: m.coroutine, 37),
-        (lambda m: m.makes(), 41),  # of a lambda the function around it
     ],
 )
 def test_every_kind_of_callable_has_its_function(
@@ -230,3 +231,20 @@ def test_four_functions_are_kept_the_loop_among_them(written: Writer, tmp_path: 
 def test_line_ends_of_other_systems_are_left_out(written: Writer, tmp_path: Path) -> None:
     module = written("def loop(rank):\r\n    é = 1\r\n")
     assert of(module.loop, tmp_path)[0].lines == ("def loop(rank):", "    é = 1")
+
+
+def test_a_lambda_shows_no_function_that_is_only_around_it(written: Writer, tmp_path: Path) -> None:
+    module = written(WAYS)
+    assert of(module.makes(), tmp_path) == ()
+    assert of(module.anonymous, tmp_path) == ()
+
+
+def test_lines_of_a_file_that_was_edited_below_the_first_are_not_shown(
+    written: Writer, tmp_path: Path
+) -> None:
+    module = written("def loop(rank):\n    first = 1\n    return first\n")
+    assert of(module.loop, tmp_path)[0].lines[1] == "    first = 1"
+    path = Path(str(module.__file__))
+    path.write_text("def loop(rank):\n    # a line more\n    first = 1\n    return first\n")
+    linecache.checkcache(str(path))
+    assert of(module.loop, tmp_path) == ()

@@ -58,7 +58,7 @@ def hot(verdict: Verdict, *listings: Listing) -> list[int]:
         ("prec.low_precision_reduce", {"backward", "collective"}),
         ("state.ema_per_microbatch", {"average"}),
         ("state.ema_never", {"update attempted"}),
-        ("differs.gradient", {"backward", "zero_grad", "collective"}),
+        ("differs.gradient", {"backward"}),
         ("differs.state", {"update attempted", "scheduler"}),
         # no lines: a source is no mistake of the loop, a log is none of these, no such cause
         ("source.dropout", set()),
@@ -162,3 +162,35 @@ def test_the_page_shows_it() -> None:
     html = drawing_of(caused("clip.missing")).html
     assert "<code>cases/test_loop.py:16</code>" in html
     assert "▶  16 C" in html
+
+
+def test_words_in_comments_and_texts_point_at_nothing() -> None:
+    text = ("def loop(rank):", '    """Uses no_sync rightly."""  # no_sync', "    loss.backward()")
+    (found,) = sources((Listing("a.py", 13, text),), caused("sync.never"))
+    assert [line.number for line in found.hot] == [15]
+
+
+def through(*lines: int, kind: str = "backward") -> EventRow:
+    return EventRow(0, 0, 0, kind, lines=lines)
+
+
+LOOP = Listing("a.py", 10, ("def loop(rank):", "    total(rank).backward()", "    step()"))
+LOSS = Listing("a.py", 20, ("def total(rank):", "    return rank.model()"))
+WRAPPER = Listing("a.py", 1, ("def entry(rank):", "    return loop(rank)"))
+
+
+def test_a_wrapper_that_only_calls_the_loop_is_not_pointed_at() -> None:
+    rows = (through(11, 2), through(12, 2, kind="update attempted"))
+    verdict = caused("norm.missing_world_size", events=rows)
+    (found,) = sources((WRAPPER, LOOP), verdict)
+    assert [line.number for line in found.hot] == [11]
+
+
+def test_of_a_forward_it_is_the_line_of_the_loop_and_not_that_of_the_loss() -> None:
+    rows = (
+        through(21, 11, kind="forward"),
+        through(11),
+        through(12, kind="update attempted"),
+    )
+    (found,) = sources((LOOP, LOSS), caused("differs.examples", events=rows))
+    assert [line.number for line in found.hot] == [11]

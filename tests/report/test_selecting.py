@@ -35,7 +35,6 @@ RUN = Run(
         ("clip.missing", [0]),
         ("test_it[m2", [2]),
         ("  my_loop   digits ", [1, 2]),
-        ("", [0, 1, 2]),
     ],
 )
 def test_every_word_stands_somewhere_in_the_case(words: str, chosen: list[int]) -> None:
@@ -57,3 +56,9 @@ def test_what_was_not_collected_is_no_part_of_a_selection_and_what_is_broken_is(
     html = render_page(found)
     assert "This page shows 1 of 3 cases: those with &#39;ragged&#39;." in html
     assert "left no record" not in html
+
+
+@pytest.mark.parametrize("words", ["", "   "])
+def test_no_words_select_nothing(words: str) -> None:
+    with pytest.raises(ValueError, match="has no word: pass some"):
+        selected(Run(()), words)

@@ -40,7 +40,7 @@ def run_of(*made: object, **more: object) -> Run:
         ),
         (
             run_of(verdicts.fault(PLAN), verdicts.error(PLAN, "fp64")),
-            "2 of 2 cases are not as expected; 1 of them: differs.gradient.",
+            "2 of 2 cases are not as expected; 1 of them: differs.gradient; 1 error.",
         ),
         (
             run_of(verdicts.not_run(PLAN), verdicts.not_run(Plan(2, 4, 2))),

@@ -35,13 +35,17 @@ class Point:
 
 @dataclass(frozen=True)
 class Curve:
-    """One quantity: its points, and ``path`` through them; ``beside`` the oracle's, if drawn."""
+    """One quantity: its points, and ``path`` through them; ``beside`` the oracle's, if drawn.
+
+    One that is ``flat`` needs no figure beside its title.
+    """
 
     name: str
     title: str
     points: tuple[Point, ...]
     path: str
     beside: str
+    flat: bool = False
 
 
 @dataclass(frozen=True)
@@ -86,7 +90,8 @@ def _curve(
     if not known:
         return None
     points = _points(rows, places, values, known)
-    return Curve(name, title(known), points, _path(points), "")
+    flat = len(set(known)) == 1 and all(point.applied for point in points)
+    return Curve(name, title(known), points, _path(points), "", flat)
 
 
 def _loss(rows: Sequence[UpdateRow], places: Sequence[float]) -> Curve | None:

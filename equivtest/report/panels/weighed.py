@@ -10,6 +10,9 @@ from equivtest.compare import figures
 
 _SIGMAS = 4.0
 
+_UNSURE = 0.25
+"""Of a weight: where the gradient leaves more open, a number says nothing."""
+
 _ALIKE = 2e-3
 """Relative: numbers so near are one number to the eye, and for the title."""
 
@@ -51,6 +54,9 @@ def title(weights: Sequence[Weight]) -> str:
     broken = sum(not math.isfinite(one.found) for one in weights)
     if broken:
         return f"{broken} of {len(weights)} weights are not finite"
+    unsure = max(one.sigma / abs(one.expected or 1.0) for one in weights)
+    if unsure > _UNSURE:
+        return f"weights cannot be told apart here, they are known to ± {unsure:.2g} at best"
     off = [one for one in weights if one.off]
     if not off:
         near = all(abs(one.ratio - 1) <= _ALIKE for one in weights)

@@ -66,7 +66,7 @@
       block.hidden = !(on.has(block.dataset.status) && match(known));
     }
     for (const group of all(".group")) group.hidden = !one(".case:not([hidden]), .line:not([hidden])", group);
-    one("#nothing").hidden = shown > 0;
+    one(".nothing").hidden = shown > 0;
     for (const link of all(".strip a")) {
       const only = on.size === 1 && boxes.length > 1 && on.has(link.dataset.status);
       link.setAttribute("aria-current", String(only));
@@ -88,14 +88,26 @@
     one("tbody", table).append(...sorted);
   }
 
+  function sortable(key) {
+    return all("thead th[data-sort]", table).some((head) => head.dataset.sort === key);
+  }
+
+  function unsort() {
+    sorting = "";
+    all("thead th", table).forEach((head) => head.removeAttribute("aria-sort"));
+    one("tbody", table).append(...rows);
+  }
+
   function apply() {
     const { place, state } = read();
     if (form) {
-      const on = state.get("status");
-      for (const box of boxes) box.checked = on === null || on.split(",").includes(box.value);
+      const named = (state.get("status") ?? "").split(",");
+      const known = boxes.filter((box) => named.includes(box.value));
+      for (const box of boxes) box.checked = !known.length || known.includes(box);
       words.value = state.get("q") ?? "";
       const [key, direction] = (state.get("sort") ?? "").split(":");
-      if (key) sort(key, direction === "a" ? "a" : "d");
+      if (sortable(key)) sort(key, direction === "a" ? "a" : "d");
+      else unsort();
       show();
     }
     reveal(place || (form && [...state].length ? "index" : ""));
