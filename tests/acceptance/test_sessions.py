@@ -69,7 +69,7 @@ SEVERAL_IDS = {
     "test_several.py::test_too_many",
     "test_several.py::test_bad_argument",
 }
-TITLE = "4 of 14 cases are not as expected; 2 of them: norm.missing_world_size."
+TITLE = "4 of 14 cases are not as expected; 2 of them: norm.missing_world_size; 2 errors."
 
 
 @dataclass(frozen=True)
