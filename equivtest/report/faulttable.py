@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from itertools import groupby
 
 from equivtest.compare import figures
+from equivtest.compare.figures import ABSENT
 from equivtest.report.planted import CAUGHT, MISSED, NAMED, NOT_RUN, Outcome, kind_of, outcomes
 from equivtest.report.ranking import precision_rank
 from equivtest.report.record import Record
@@ -49,6 +50,11 @@ class Fault:
     sign: str
     whole: bool
     rows: tuple[Row, ...]
+
+    def told(self, precisions: Sequence[str]) -> list[tuple[str, str]]:
+        """Each precision in which it was planted, with its count."""
+        pairs = zip(precisions, self.counts, strict=True)
+        return [(precision, count) for precision, count in pairs if count != ABSENT]
 
 
 @dataclass(frozen=True)
@@ -110,7 +116,7 @@ def _fault(planted: str, found: Sequence[Outcome], precisions: Sequence[str]) ->
 def _count(found: Sequence[Outcome]) -> str:
     ran = [one for one in found if one.outcome != NOT_RUN]
     if not ran:
-        return "not run" if found else "–"
+        return "not run" if found else ABSENT
     named = sum(one.outcome == NAMED for one in ran)
     missed = sum(one.outcome == MISSED for one in ran)
     told = f"{named} of {len(ran)}"

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import verdicts
 from panel_drawing import Drawings
 
+from equivtest.causes import Cause, Kind
 from equivtest.compare.verdict import Finding, Verdict
 from equivtest.plan import Plan
 from equivtest.report.faulttable import FaultTable, fault_table
@@ -151,3 +154,18 @@ def test_a_plant_of_no_known_cause_is_listed_last() -> None:
 
 def test_a_run_that_planted_nothing_has_no_table() -> None:
     assert fault_table([verdicts.record(verdicts.fault(PLAN))]) is None
+
+
+def test_a_page_of_many_faults_tells_the_counts_of_each_by_precision() -> None:
+    others = [str(cause) for cause in Cause if cause.kind is Kind.FAULT and cause != LAST]
+    causes = [LAST, *others[:11]]
+    records = [
+        replace(one, id=f"{one.id}-{cause}-{precision}", planted=cause)
+        for cause in causes
+        for precision in ("fp64", "fp32")
+        for one in [named(precision)]
+    ]
+    html = render_page(Run(tuple(records)))
+    assert html.count('<details class="plant"') == 12
+    assert html.count(" · fp64 0 of 1 · fp32 0 of 1") == 11  # each planted another than is named
+    assert html.count(" · fp64 1 of 1 · fp32 1 of 1") == 1
