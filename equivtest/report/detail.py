@@ -73,12 +73,15 @@ def told(found: Sequence[Shown]) -> str:
     failing = sum(map(fails, brief))
     lines = sum(one.detail is Detail.LINE for one in found)
     parts = [
-        (failing, "not as expected", "in brief"),
-        (len(brief) - failing, "as expected, with a note", "in brief"),
-        (lines, "of all", "as a line each"),
+        (failing, "that {verb} not as expected {verb} shown in brief"),
+        (len(brief) - failing, "with a note {verb} shown in brief"),
+        (lines, "{verb} shown as a line"),
     ]
-    told_of = [f"{figures.several(n, 'case')} {which} {how}" for n, which, how in parts if n]
-    return f"shown are only {', '.join(told_of)}" if told_of else ""
+    return ", ".join(
+        f"{figures.several(n, 'case')} {how.format(verb='is' if n == 1 else 'are')}"
+        for n, how in parts
+        if n
+    )
 
 
 def _wanted(record: Record) -> bool:

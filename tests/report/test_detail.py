@@ -119,16 +119,16 @@ def test_the_worst_of_each_finding_comes_before_the_others_of_any() -> None:
     [
         ([(failing(0), FULL), (passing(1), BRIEF), (noted(2), FULL)], ""),
         ([], ""),
-        ([(failing(0), BRIEF)], "shown are only 1 case not as expected in brief"),
+        ([(failing(0), BRIEF)], "1 case that is not as expected is shown in brief"),
         (
             [(failing(0), BRIEF), (failing(1), BRIEF), (passing(2), BRIEF), (failing(3), FULL)],
-            "shown are only 2 cases not as expected in brief",
+            "2 cases that are not as expected are shown in brief",
         ),
-        ([(noted(0), BRIEF)], "shown are only 1 case as expected, with a note in brief"),
+        ([(noted(0), BRIEF)], "1 case with a note is shown in brief"),
         (
             [(failing(0), BRIEF), (noted(1), BRIEF), (failing(2), LINE), (passing(3), LINE)],
-            "shown are only 1 case not as expected in brief, 1 case as expected, with a note in "
-            "brief, 2 cases of all as a line each",
+            "1 case that is not as expected is shown in brief, 1 case with a note is shown in brief, "
+            "2 cases are shown as a line",
         ),
     ],
 )
