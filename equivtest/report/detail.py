@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from enum import StrEnum
+from enum import Enum, auto
 
 from equivtest.compare import figures
 from equivtest.report.grouping import failing_groups
@@ -19,13 +19,13 @@ BRIEF_BYTES = 3_500_000
 """Of cases in full and in brief."""
 
 
-class Detail(StrEnum):
+class Detail(Enum):
     """What is shown of one case."""
 
-    FULL = "in full"
-    BRIEF = "in brief"
+    FULL = auto()
+    BRIEF = auto()
     """Without figures: verdict, findings, the worst five tensors, card."""
-    LINE = "as a line"
+    LINE = auto()
     """Its name, verdict and margin."""
 
 

@@ -45,7 +45,6 @@ class Cell:
     """One microbatch, or neighbours with the same weight; places in pixels from the top left.
 
     Attributes:
-        top: of its weight.
         has_top, height: of the part up to the planned weight.
         summit, gap: of what is above that, or missing below it.
         kind: ``too`` much, ``missing``, or empty as planned.
@@ -54,7 +53,6 @@ class Cell:
     x: float
     middle: float
     width: float
-    top: float
     has_top: float
     height: float
     summit: float
@@ -211,7 +209,6 @@ def _cell(
         x=round(x, 1),
         middle=round(x + width / 2, 1),
         width=round(width, 1),
-        top=round(base - height, 1),
         has_top=round(base - up_to_planned, 1),
         height=up_to_planned,
         summit=round(base - max(height, unit), 1),
